@@ -1,0 +1,119 @@
+"""The control channel: NDJSON over an inherited socket pair, one JSON object a line.
+
+Order: the worker says `Hello`, is told a launch record, reports `Progress` until it is `Ready` (a model) or
+sends `JobUpdate`s (a job). End of file at the worker means that the parent is gone: leave. End of file at the
+parent means that the worker is gone.
+"""
+
+from enum import IntEnum
+
+import msgspec
+
+from shared.errors import Failure
+from shared.jobs import JobEvent, JobSpec
+from shared.wire import ModelFacts, WorkerStats
+
+
+class ExitCode(IntEnum):
+    """How a worker says why it left. 2, 3 and 4 are permanent: starting again would end the same way."""
+
+    CLEAN = 0
+    WIRE = 2  # refused the launch record
+    CHECKPOINT = 3
+    CANNOT_FIT = 4
+    ENGINE = 5
+    BUG = 70
+
+
+# ---------------------------------------------------------------- worker to parent
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First message: who is there. The parent compares `wire` before it sends anything."""
+
+    wire: int
+    version: str
+    pid: int
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress", omit_defaults=True):
+    """Loading goes on; re-arms the stall deadline. Units of `done` and `total` are bytes where known."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The model is loaded and the data channel is served."""
+
+    facts: ModelFacts
+    measured_bytes: int = 0
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """Once a second. `busy_s`: how long the engine has been in its present step (0 = idle)."""
+
+    stats: WorkerStats
+    busy_s: float = 0.0
+
+
+class Drained(msgspec.Struct, frozen=True, tag="drained"):
+    """No request is in flight any more."""
+
+
+class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
+    """The worker cannot go on; it leaves right after this."""
+
+    failure: Failure
+
+
+class JobUpdate(msgspec.Struct, frozen=True, tag="job"):
+    """What a job worker has to tell."""
+
+    event: JobEvent
+
+
+FromWorker = Hello | Progress | Ready | Heartbeat | Drained | Fatal | JobUpdate
+
+# ---------------------------------------------------------------- parent to worker
+
+
+class LaunchModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="launch_model"):
+    """Load this model directory and serve it.
+
+    `dtype`: "auto" = float32 on mlx's CPU backend, the checkpoint's own elsewhere. `max_context`,
+    `prefill_chunk` and `max_rows`: 0 = the engine's choice for the model and device. `prefix_cache_bytes`:
+    cap of the KV kept for reuse (0 = off).
+    """
+
+    model_id: str
+    path: str
+    dtype: str = "auto"
+    max_context: int = 0
+    prefill_chunk: int = 0
+    max_rows: int = 8
+    prefix_cache_bytes: int = 1 << 30
+
+
+class LaunchJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="launch_job"):
+    """Run this job; what it makes appears at `output`, whole or not at all."""
+
+    job_id: str
+    spec: JobSpec
+    output: str = ""
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Take no new requests; answer `Drained` when none is in flight."""
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Jobs: stop at the next safe point and leave."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Leave now, cleanly."""
+
+
+ToWorker = LaunchModel | LaunchJob | Drain | Cancel | Shutdown
