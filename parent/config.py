@@ -1,40 +1,284 @@
-"""Settings: one Struct; each value comes from a flag, the environment, `mlxd.toml` or its default."""
+"""Settings: one Struct; each value comes from a flag, the environment, `mlxd.toml` or its default.
 
+The Struct is the form, the validation and the documentation: a field's `Meta` carries its bounds, what it is
+for, and (`extra`) the unit in which people write it. `load_settings` remembers where each value came from.
+"""
+
+import difflib
+import tomllib
+import typing
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
+
+from shared.errors import ErrorCode, Refused, refuse
+from shared.units import parse_bytes, parse_seconds
+
+_BYTES = {"unit": "bytes"}
+_SECONDS = {"unit": "seconds"}
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Every setting of `mlxd serve`. Durations are seconds, sizes are bytes, 0 means the engine's choice."""
 
-    data_dir: Path  # everything we write lives below it
-    host: str = "127.0.0.1"
-    port: int = 8080
-    model: str = ""  # name or directory of the model to serve; "" = the only or the starter one
-    allowed_hosts: list[str] = []  # further Host names that may be asked for (loopback always may)
+    data_dir: Annotated[Path, Meta(description="everything mlxd writes lives below it")]
+    host: Annotated[str, Meta(min_length=1, description="address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="TCP port to listen on; 0 = any free one")] = 8080
+    model: Annotated[
+        str, Meta(description="name or directory of the model to serve; empty = the only one or the starter")
+    ] = ""
+    allowed_hosts: Annotated[
+        list[str], Meta(description="further Host names to answer to; loopback names always are")
+    ] = []
 
-    dtype: str = "auto"
-    max_context: int = 0
-    prefill_chunk: int = 0
-    max_rows: int = 8
-    prefix_cache_bytes: int = 1 << 30
-    blas: str = "auto"  # Linux CPU: "auto", "none", or the path of a BLAS library for the worker
+    dtype: Annotated[
+        str,
+        Meta(
+            description="type of the activations; auto = float32 on mlx's CPU backend, else the checkpoint's",
+            extra={"choices": ["auto", "float32", "float16", "bfloat16"]},
+        ),
+    ] = "auto"
+    max_context: Annotated[int, Meta(ge=0, description="tokens of context to offer; 0 = the model's")] = 0
+    prefill_chunk: Annotated[
+        int, Meta(ge=0, description="prompt tokens in one prefill step; 0 = by device")
+    ] = 0
+    max_rows: Annotated[int, Meta(ge=1, le=1024, description="requests answered side by side")] = 8
+    prefix_cache_bytes: Annotated[
+        int, Meta(ge=0, description="memory for keeping prompts to reuse; 0 = off", extra=_BYTES)
+    ] = 1 << 30
+    blas: Annotated[
+        str, Meta(description="BLAS library of a Linux CPU worker: auto, none, or its path", min_length=1)
+    ] = "auto"
 
-    max_body_bytes: int = 32 * 1024 * 1024
-    queue_limit: int = 64  # requests that may wait for a worker
-    load_wait_s: float = 300.0  # how long a request waits for a loading model
-    keepalive_s: float = 5.0  # an SSE comment goes out after so much silence
-    hello_s: float = 10.0
-    load_stall_s: float = 60.0
-    load_total_s: float = 900.0
-    heartbeat_s: float = 5.0
-    hung_s: float = 120.0  # one engine step may take so long
-    drain_s: float = 30.0
-    stop_grace_s: float = 3.0  # between TERM and KILL
-    restart_budget: int = 3
-    restart_window_s: float = 60.0
-    half_open_s: float = 60.0
+    max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body", extra=_BYTES)] = (
+        32 * 1024 * 1024
+    )
+    queue_limit: Annotated[int, Meta(ge=1, description="requests that may wait for a worker")] = 64
+    load_wait_s: Annotated[
+        float, Meta(ge=0, description="how long a request waits for a loading model", extra=_SECONDS)
+    ] = 300.0
+    keepalive_s: Annotated[
+        float, Meta(gt=0, description="silence before an SSE keep-alive comment", extra=_SECONDS)
+    ] = 5.0
+    hello_s: Annotated[
+        float, Meta(gt=0, description="time for a new worker's first message", extra=_SECONDS)
+    ] = 10.0
+    load_stall_s: Annotated[
+        float, Meta(gt=0, description="loading may show no progress for so long", extra=_SECONDS)
+    ] = 60.0
+    load_total_s: Annotated[float, Meta(gt=0, description="loading may take so long", extra=_SECONDS)] = 900.0
+    heartbeat_s: Annotated[
+        float, Meta(gt=0, description="silence after which a worker counts as hung", extra=_SECONDS)
+    ] = 5.0
+    hung_s: Annotated[float, Meta(gt=0, description="one engine step may take so long", extra=_SECONDS)] = (
+        120.0
+    )
+    drain_s: Annotated[
+        float, Meta(ge=0, description="running answers may take so long to end at shutdown", extra=_SECONDS)
+    ] = 30.0
+    stop_grace_s: Annotated[
+        float, Meta(ge=0, description="time between TERM and KILL of a worker", extra=_SECONDS)
+    ] = 3.0
+    restart_budget: Annotated[
+        int, Meta(ge=0, description="restarts of a crashing worker within the window")
+    ] = 3
+    restart_window_s: Annotated[
+        float, Meta(gt=0, description="the window of the restart budget", extra=_SECONDS)
+    ] = 60.0
+    half_open_s: Annotated[
+        float, Meta(gt=0, description="wait before one more try once the budget is spent", extra=_SECONDS)
+    ] = 60.0
 
-    log_level: str = "info"
-    log_format: str = "auto"  # auto, plain, json
+    log_level: Annotated[
+        str,
+        Meta(
+            description="least severe log line to print",
+            extra={"choices": ["debug", "info", "warning", "error"]},
+        ),
+    ] = "info"
+    log_format: Annotated[
+        str,
+        Meta(
+            description="auto = plain on a terminal, JSON lines elsewhere",
+            extra={"choices": ["auto", "plain", "json"]},
+        ),
+    ] = "auto"
+
+
+class Field(msgspec.Struct, frozen=True):
+    """What is known of one setting apart from its value."""
+
+    name: str
+    type: Any  # the annotated type, for validation
+    default: Any  # None for `data_dir`, which depends on the home folder
+    description: str
+    unit: str = ""  # "bytes", "seconds" or ""
+    choices: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.removesuffix("_s").replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return "MLXD_" + self.name.upper()
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """The settings, the origin of each value, and notes about things that look like mistakes."""
+
+    settings: Settings
+    origins: dict[str, str]  # name -> "default", "flag --port", "MLXD_PORT", or the file's path
+    config_file: Path  # whether it exists or not
+    notes: list[str] = []
+
+
+@cache
+def fields() -> dict[str, Field]:
+    """Every setting by name, in the order of the Struct."""
+    hints = typing.get_type_hints(Settings, include_extras=True)
+    found = {}
+    for info in msgspec.structs.fields(Settings):
+        (meta,) = typing.get_args(hints[info.name])[1:]
+        default = info.default
+        if default is msgspec.NODEFAULT:
+            default = info.default_factory() if info.default_factory is not msgspec.NODEFAULT else None
+        extra = meta.extra or {}
+        found[info.name] = Field(
+            info.name,
+            hints[info.name],
+            default,
+            meta.description,
+            extra.get("unit", ""),
+            tuple(extra.get("choices", ())),
+        )
+    return found
+
+
+def default_data_dir(home: Path) -> Path:
+    """`~/.mlxd` on every platform: models are large, and people look for them, move and delete them.
+
+    One short visible name beats `~/Library/Application Support` here and `~/.local/share` there; the
+    other local model servers chose the same.
+    """
+    return home / ".mlxd"
+
+
+def load_settings(flags: Mapping[str, str], environ: Mapping[str, str], *, home: Path) -> Resolved:
+    """Flags (by field name, plus `config`) over `MLXD_*` over the file over the defaults.
+
+    Raises `Refused` (invalid_request, `param` = the setting) naming the key, where it stands and what to do.
+    """
+    given: dict[str, tuple[Any, str]] = {}
+    for name, known in fields().items():
+        if known.variable in environ:
+            given[name] = (environ[known.variable], known.variable)
+        if name in flags:
+            given[name] = (flags[name], f"flag {known.flag}")
+
+    data_dir = Path(given["data_dir"][0]).expanduser() if "data_dir" in given else default_data_dir(home)
+    chosen = flags.get("config") or environ.get("MLXD_CONFIG")
+    file = Path(chosen).expanduser() if chosen else data_dir / "mlxd.toml"
+    for name, value in _read_file(file, must_exist=bool(chosen)).items():
+        if name == "data_dir" and not chosen:
+            raise _bad(name, f"{file}", "a file inside the data folder cannot move it; use MLXD_DATA_DIR")
+        given.setdefault(name, (value, str(file)))
+    given.setdefault("data_dir", (str(data_dir), "default"))
+
+    values = {name: _checked(fields()[name], value, origin) for name, (value, origin) in given.items()}
+    origins = {name: given[name][1] if name in given else "default" for name in fields()}
+    return Resolved(Settings(**values), origins, file, _unknown_variables(environ))
+
+
+def _read_file(file: Path, *, must_exist: bool) -> dict[str, Any]:
+    """The keys of `mlxd.toml`, all of them known. A file that need not exist may be absent."""
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if must_exist:
+            raise refuse(
+                ErrorCode.INVALID_REQUEST, f"there is no settings file {file}", param="config"
+            ) from None
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise refuse(ErrorCode.INVALID_REQUEST, f"cannot read {file}: {error}", param="config") from None
+    for key in table:
+        if key not in fields():
+            raise _bad(key, str(file), "there is no such setting" + _near(key, list(fields())))
+    return table
+
+
+def _checked(known: Field, value: Any, origin: str) -> Any:
+    """The value in its field's type, whether it came as text or from TOML."""
+    if isinstance(value, str):
+        value = _from_text(known, value, origin)
+    elif known.unit == "seconds" and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if known.choices and value not in known.choices:
+        raise _bad(known.name, origin, f"{value!r} is not one of {', '.join(known.choices)}")
+    try:
+        return msgspec.convert(value, known.type, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise _bad(known.name, origin, f"{str(error)[:1].lower()}{str(error)[1:]}") from None
+
+
+def _from_text(known: Field, text: str, origin: str) -> Any:
+    """Flags and variables are text; so are sizes and durations as people write them in the file."""
+    parse: Callable[[str], Any] = {"bytes": parse_bytes, "seconds": _duration}.get(known.unit, _plain(known))
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise _bad(known.name, origin, str(error)) from None
+
+
+def _duration(text: str) -> float:
+    seconds = parse_seconds(text)
+    if seconds is None:
+        raise ValueError(f"{text!r}: this duration must have an end; write for example 30s or 5m")
+    return seconds
+
+
+def _plain(known: Field) -> Callable[[str], Any]:
+    if isinstance(known.default, int):
+        return _whole_number
+    if isinstance(known.default, list):
+        return lambda text: [part.strip() for part in text.split(",") if part.strip()]
+    return str
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number") from None
+
+
+def _path(kind: type, value: Any) -> Any:
+    if kind is Path and isinstance(value, str) and value:
+        return Path(value).expanduser().absolute()
+    raise ValueError("expected the path of a folder")
+
+
+def _bad(name: str, origin: str, problem: str) -> Refused:
+    """`port (MLXD_PORT): 'x' is not a whole number`"""
+    return refuse(ErrorCode.INVALID_REQUEST, f"setting {name} ({origin}): {problem}", param=name)
+
+
+def _near(word: str, known: list[str]) -> str:
+    match = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {match[0]}?" if match else "; `mlxd config show` lists them all"
+
+
+def _unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """A misspelt variable is easy to miss, but another program's must not stop us: a note, not an error."""
+    known = [known.variable for known in fields().values()] + ["MLXD_CONFIG"]
+    notes = []
+    for name in environ:
+        match = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        if name.startswith("MLXD_") and name not in known and match:
+            notes.append(f"the variable {name} is not a setting; did you mean {match[0]}?")
+    return notes
