@@ -1,0 +1,165 @@
+"""One spelling for every `config.json`, and what a model's KV cache costs, from its config alone.
+
+Two dialects are in the wild: transformers 5 (`rope_parameters`, `dtype`) and everything before it
+(`rope_theta` + `rope_scaling`, `torch_dtype`); multimodal models nest the text model in `text_config`. The
+rules are those of transformers 5.24 (`modeling_rope_utils.RotaryEmbeddingConfigMixin`). Nobody else in the
+project looks at a raw config.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+Config = dict[str, Any]
+
+# What transformers assumes where a config of the family says nothing (an explicit null means "none").
+_FAMILY_DEFAULTS: Mapping[str, Config] = {
+    "mistral": {"sliding_window": 4096, "num_key_value_heads": 8},
+    "ministral3": {
+        "head_dim": 128,
+        "num_key_value_heads": 8,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+}
+# Families whose `sliding_window` holds for every layer, unless `layer_types` says otherwise.
+_WINDOW_EVERYWHERE = frozenset({"mistral", "ministral3"})
+_ATTENTION_TYPES = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
+_NEEDS_ORIGINAL = frozenset({"llama3", "yarn", "longrope"})
+
+
+def normalise(raw: Config) -> Config:
+    """A flat config in one spelling; nulls are dropped. Raises ValueError saying what cannot be understood.
+
+    Always there: `model_type`. Where the source says enough: `head_dim`, `num_key_value_heads`,
+    `rope_parameters` (with `rope_type` and `rope_theta`), `dtype`, `eos_token_id` (a list), `quantization`.
+    """
+    text = raw.get("text_config")
+    inner: Config = text if isinstance(text, dict) else {}
+    config: Config = {**raw, **inner}
+    config.pop("text_config", None)
+    config["model_type"] = raw.get("model_type")
+    family = inner.get("model_type", raw.get("model_type"))
+    if inner:
+        config["text_model_type"] = family
+    config = {**_FAMILY_DEFAULTS.get(str(family), {}), **config}
+    quantization = _quantization(raw, inner)
+    config = {key: value for key, value in config.items() if value is not None}
+    config.pop("quantization_config", None)
+    config.pop("quantization", None)
+    if quantization:
+        config["quantization"] = quantization
+
+    dtype = config.pop("torch_dtype", None)
+    config.setdefault("dtype", dtype)
+    if isinstance(config["dtype"], str):
+        config["dtype"] = config["dtype"].removeprefix("torch.")
+    else:
+        del config["dtype"]
+    config["eos_token_id"] = token_ids(config.get("eos_token_id"))
+    heads = config.get("num_attention_heads")
+    if isinstance(heads, int) and heads > 0:
+        config.setdefault("num_key_value_heads", heads)
+        hidden = config.get("hidden_size")
+        if isinstance(hidden, int):
+            config.setdefault("head_dim", hidden // heads)
+    config["rope_parameters"] = _rope_parameters(config)
+    for spent in ("rope_scaling", "rope_theta", "partial_rotary_factor"):
+        config.pop(spent, None)
+    return config
+
+
+def token_ids(value: Any) -> list[int]:
+    """`2`, `[2, 7]` or nothing, as a list. Raises ValueError for anything else."""
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if any(not isinstance(one, int) or isinstance(one, bool) for one in ids):
+        raise ValueError(f"eos_token_id is {value!r}, not a token id or a list of them")
+    return list(ids)
+
+
+def _quantization(raw: Config, inner: Config) -> Config:
+    """MLX's quantization dict, wherever it stands; {} without one. ValueError for another tool's scheme."""
+    for place in (raw, inner):
+        for key in ("quantization", "quantization_config"):
+            found = place.get(key)
+            if isinstance(found, dict) and "bits" in found and "quant_method" not in found:
+                return found
+    for place in (raw, inner):
+        found = place.get("quantization_config")
+        if isinstance(found, dict) and "quant_method" in found:
+            raise ValueError(
+                f"the weights are quantized with {found['quant_method']!r}; "
+                "this server reads MLX quantization (affine, mxfp4, nvfp4, mxfp8) or none"
+            )
+    return {}
+
+
+def _rope_parameters(config: Config) -> Config:
+    """`rope_parameters` of transformers 5 from either dialect: flat, or one object per attention type."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        raise ValueError(f"rope_scaling is {rope!r}, not an object")
+    nested = {key: rope[key] for key in _ATTENTION_TYPES if isinstance(rope.get(key), dict)}
+    if nested:
+        return {key: _rope_of(config, value) for key, value in nested.items()}
+    return _rope_of(config, rope)
+
+
+def _rope_of(config: Config, given: Config) -> Config:
+    rope = {key: value for key, value in given.items() if value is not None}
+    kind = rope.pop("type", None)
+    rope.setdefault("rope_type", kind or "default")
+    if "rope_theta" in config:
+        rope.setdefault("rope_theta", config["rope_theta"])
+    if "partial_rotary_factor" in config:
+        rope.setdefault("partial_rotary_factor", config["partial_rotary_factor"])
+    if rope["rope_type"] in _NEEDS_ORIGINAL:
+        if "original_max_position_embeddings" in config:
+            rope["original_max_position_embeddings"] = config["original_max_position_embeddings"]
+        elif "max_position_embeddings" in config:
+            rope.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
+    return rope
+
+
+# ---------------------------------------------------------------- the KV cache
+
+
+class LayerKv(msgspec.Struct, frozen=True):
+    """What one layer keeps per token. `window`: the most tokens it attends to, 0 = all of them."""
+
+    num_kv_heads: int
+    head_dim: int
+    window: int = 0
+
+
+def kv_layers(config: Config) -> list[LayerKv]:
+    """One entry per attention layer of a llama-like model, from its normalised config."""
+    count = config.get("num_hidden_layers", 0)
+    layer_types = config.get("layer_types") or []
+    window = config.get("sliding_window", 0)
+    family = config.get("text_model_type", config.get("model_type"))
+    if len(layer_types) == count:
+        windows = [window if kind == "sliding_attention" else 0 for kind in layer_types]
+    else:
+        windows = [window if family in _WINDOW_EVERYWHERE else 0] * count
+    heads, dim = config.get("num_key_value_heads", 0), config.get("head_dim", 0)
+    return [LayerKv(heads, dim, each) for each in windows]
+
+
+def kv_bytes(config: Config, tokens: int, elem_bytes: float = 2) -> int:
+    """Bytes of keys and values for `tokens` tokens; sliding layers never hold more than their window."""
+    total = 0.0
+    for layer in kv_layers(config):
+        held = min(tokens, layer.window) if layer.window else tokens
+        total += 2 * layer.num_kv_heads * layer.head_dim * held * elem_bytes
+    return int(total)
