@@ -27,8 +27,8 @@ class Shard(msgspec.Struct, frozen=True):
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A model directory. `config` is normalised (see `shared.model_config`).
 
-    `weights_bytes`: payload of all tensors. `dtypes`: safetensors dtype name to payload bytes. `context`: 0 if
-    the config does not say. `eos_ids`: union of config and generation config. `modalities`: text, image, audio.
+    `weights_bytes`: payload of all tensors. `dtypes`: safetensors dtype name to payload bytes. `context`: 0
+    if the config does not say. `eos_ids`: of config and generation config. `modalities`: text, image, audio.
     """
 
     path: str

@@ -4,6 +4,7 @@ The file format: 8 bytes little-endian length of the header, the header as one J
 `name: {dtype, shape, data_offsets: [begin, end]}` (offsets count from the end of the header), then the data.
 """
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """The tensors of one safetensors file. Raises `Refused` (bad_checkpoint) naming the file and the fault."""
+    """The tensors of one safetensors file. Raises `Refused` (bad_checkpoint): the file and its fault."""
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)
@@ -98,7 +99,7 @@ def _check(path: Path, header: dict[str, Any], *, data_start: int, size: int) ->
         spans.append((begin, end, name))
         tensors[name] = TensorInfo(entry.dtype, entry.shape, expected, path.name)
     spans.sort()
-    for (_, end, first), (begin, _, second) in zip(spans, spans[1:], strict=False):
+    for (_, end, first), (begin, _, second) in pairwise(spans):
         if begin < end:
             raise _bad(path, f"lets tensors {first} and {second} overlap; download it again")
     if spans and data_start + spans[-1][1] > size:

@@ -1,0 +1,103 @@
+"""From a model directory to a loaded model: the table of families, and `load_model`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import mlx.core as mx
+
+from shared.checkpoint import Checkpoint, inspect
+from shared.errors import ErrorCode, refuse
+from worker.cache.kv import LayerCache
+from worker.models import llama
+from worker.weights import Progress, Weights
+
+
+class DecoderModel(Protocol):
+    """What the engine needs of a model. Every call only builds graph; whoever reads a value evaluates it."""
+
+    def __call__(self, tokens: mx.array, caches: list[LayerCache]) -> mx.array:
+        """Final-norm hidden states [B, L, D] of `tokens` [B, L] int32."""
+        ...
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """Logits [..., V] of hidden states [..., D]."""
+        ...
+
+    def make_caches(self, length: int = 0) -> list[LayerCache]:
+        """Empty caches. `length`: tokens known to come, for rope kinds that depend on it."""
+        ...
+
+    def same_kv(self, length: int, other: int) -> bool:
+        """Whether keys cached for a sequence of `length` tokens may be reused in one of `other` tokens."""
+        ...
+
+
+Build = Callable[[Checkpoint, Weights], DecoderModel]
+
+FAMILIES: Mapping[str, Build] = {
+    "llama": llama.build,
+    "mistral": llama.build,
+    "ministral3": llama.build,
+}
+"""`model_type` of config.json to the function that builds its graph."""
+
+_DTYPES: Mapping[str, mx.Dtype] = {
+    "float32": mx.float32,
+    "float16": mx.float16,
+    "bfloat16": mx.bfloat16,
+}
+_SAFETENSORS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float32"}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its weights in memory. `dtype`: of the activations. `weights_bytes`: as held, measured."""
+
+    model: DecoderModel
+    checkpoint: Checkpoint
+    dtype: mx.Dtype
+    quantization: str
+    weights_bytes: int
+
+
+def load_model(path: Path, *, dtype: str = "auto", on_progress: Progress | None = None) -> LoadedModel:
+    """Load the model directory at `path`. Raises `Refused` (bad_checkpoint, unsupported).
+
+    `dtype` "auto": float32 on mlx's CPU backend, the checkpoint's own elsewhere. `on_progress(done, total)`
+    in bytes. Call it on the thread that will run the model.
+    """
+    checkpoint = inspect(path)
+    build = FAMILIES.get(checkpoint.model_type)
+    if build is None:
+        raise refuse(
+            ErrorCode.UNSUPPORTED,
+            f"{path}: model family {checkpoint.model_type!r} is not supported; supported are "
+            f"{', '.join(FAMILIES)}",
+        )
+    chosen = choose_dtype(checkpoint, dtype)
+    weights = Weights(checkpoint, chosen)
+    model = build(checkpoint, weights)
+    weights.finish()
+    num_bytes = weights.materialise(on_progress)
+    return LoadedModel(model, checkpoint, chosen, checkpoint.quantization, num_bytes)
+
+
+def choose_dtype(checkpoint: Checkpoint, asked: str) -> mx.Dtype:
+    """The dtype of activations, norms and scales. Raises `Refused` (invalid_request) for an unknown name.
+
+    On CPU anything but float32 is slow, and quantized products with bfloat16 scales are wrong there.
+    """
+    if asked == "auto":
+        if mx.default_device().type == mx.DeviceType.cpu:
+            return mx.float32
+        floats = {name: size for name, size in checkpoint.dtypes.items() if name in _SAFETENSORS}
+        asked = _SAFETENSORS[max(floats, key=floats.__getitem__)] if floats else "bfloat16"
+    if asked not in _DTYPES:
+        raise refuse(
+            ErrorCode.INVALID_REQUEST,
+            f"dtype {asked!r} is not known; choose auto, {', '.join(_DTYPES)}",
+            param="dtype",
+        )
+    return _DTYPES[asked]

@@ -1,0 +1,183 @@
+"""The KV cache of one layer: keys and values of the tokens seen so far, growing in place.
+
+Both kinds hold their tokens in order in one buffer `[B, H, capacity, D]` that grows in steps, so that a decode
+step writes one slice instead of copying everything. `RotatingKV` additionally forgets tokens that no later
+query of a sliding-window layer can see. A buffer is never written while a clone shares it: mlx copies it then.
+"""
+
+from typing import Protocol
+
+import mlx.core as mx
+
+STEP = 256
+"""Tokens by which a buffer grows."""
+
+Mask = mx.array | str | None
+
+
+class LayerCache(Protocol):
+    """What attention and the engine need of a layer's cache. `planned`: see `DecoderModel.make_caches`."""
+
+    offset: int
+    planned: int
+
+    def update(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]: ...
+    def mask(self, length: int) -> Mask: ...
+    def can_trim(self, count: int) -> bool: ...
+    def trim(self, count: int) -> None: ...
+    def clone(self) -> "LayerCache": ...
+    def arrays(self) -> list[mx.array]: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+class FullKV:
+    """Keys and values of every token. `offset`: tokens seen."""
+
+    __slots__ = ("keys", "offset", "planned", "values")
+
+    def __init__(self) -> None:
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        self.offset = 0
+        self.planned = 0
+
+    def update(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append keys and values `[B, H, L, D]`; gives those of all tokens `[B, H, offset, D]`."""
+        begin, end = self.offset, self.offset + keys.shape[2]
+        if self.keys is None or end > self.keys.shape[2]:
+            self.keys = _grown(self.keys, begin, end, keys)
+            self.values = _grown(self.values, begin, end, values)
+        assert self.values is not None
+        self.keys[..., begin:end, :] = keys
+        self.values[..., begin:end, :] = values
+        self.offset = end
+        return self.keys[..., :end, :], self.values[..., :end, :]
+
+    def mask(self, length: int) -> Mask:
+        """The attention mask for the next `length` tokens; ask before `update`."""
+        return None if length == 1 else "causal"
+
+    def can_trim(self, count: int) -> bool:
+        """Whether the last `count` tokens can be forgotten."""
+        return 0 <= count <= self.offset
+
+    def trim(self, count: int) -> None:
+        """Forget the last `count` tokens. Raises ValueError where `can_trim` says no."""
+        if not self.can_trim(count):
+            raise ValueError(f"cannot trim {count} of {self.offset} tokens")
+        self.offset -= count
+
+    def clone(self) -> "FullKV":
+        """A copy that shares memory until either side writes."""
+        other = FullKV()
+        other.keys, other.values = _share(self.keys), _share(self.values)
+        other.offset, other.planned = self.offset, self.planned
+        return other
+
+    def arrays(self) -> list[mx.array]:
+        """The buffers, for `mx.eval`."""
+        return [one for one in (self.keys, self.values) if one is not None]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in self.arrays())
+
+
+class RotatingKV:
+    """Keys and values of a sliding-window layer: each query sees itself and the `window - 1` tokens before it.
+
+    `start` is the position of the buffer's first token. While a chunk of L tokens is attended the cache holds
+    `window - 1 + L` tokens; what is out of every later window is dropped when the buffer would have to grow.
+    """
+
+    __slots__ = ("keys", "offset", "planned", "start", "values", "window")
+
+    def __init__(self, window: int) -> None:
+        if window < 1:
+            raise ValueError(f"a sliding window of {window} tokens")
+        self.window = window
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        self.offset = 0
+        self.start = 0
+        self.planned = 0
+
+    def update(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append `[B, H, L, D]`; gives the last `min(offset, window - 1 + L)` tokens, in order."""
+        length = keys.shape[2]
+        first = self._first_visible()
+        begin, end = self.offset - self.start, self.offset - self.start + length
+        if self.keys is None or end > self.keys.shape[2]:
+            self.keys = _moved(self.keys, first - self.start, begin, length, keys)
+            self.values = _moved(self.values, first - self.start, begin, length, values)
+            self.start = first
+            begin, end = self.offset - first, self.offset - first + length
+        assert self.values is not None
+        self.keys[..., begin:end, :] = keys
+        self.values[..., begin:end, :] = values
+        self.offset += length
+        low = first - self.start
+        return self.keys[..., low:end, :], self.values[..., low:end, :]
+
+    def mask(self, length: int) -> Mask:
+        """The attention mask for the next `length` tokens, boolean `[L, tokens of update]`; ask before it."""
+        if length == 1:
+            return None
+        if self.offset + length <= self.window:
+            return "causal"
+        queries = mx.arange(self.offset, self.offset + length)[:, None]
+        keys = mx.arange(self._first_visible(), self.offset + length)[None]
+        return (keys <= queries) & (keys > queries - self.window)
+
+    def can_trim(self, count: int) -> bool:
+        """Whether the last `count` tokens can be forgotten and everything a next query sees is still held."""
+        left = self.offset - count
+        return 0 <= count <= self.offset and self.start <= max(0, left - (self.window - 1))
+
+    def trim(self, count: int) -> None:
+        """Forget the last `count` tokens. Raises ValueError where `can_trim` says no."""
+        if not self.can_trim(count):
+            raise ValueError(f"cannot trim {count} of {self.offset} tokens of a window of {self.window}")
+        self.offset -= count
+
+    def clone(self) -> "RotatingKV":
+        """A copy that shares memory until either side writes."""
+        other = RotatingKV(self.window)
+        other.keys, other.values = _share(self.keys), _share(self.values)
+        other.offset, other.start, other.planned = self.offset, self.start, self.planned
+        return other
+
+    def arrays(self) -> list[mx.array]:
+        """The buffers, for `mx.eval`."""
+        return [one for one in (self.keys, self.values) if one is not None]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in self.arrays())
+
+    def _first_visible(self) -> int:
+        """Position of the oldest token that the next query sees."""
+        return max(0, self.offset - (self.window - 1))
+
+
+def _rounded(tokens: int) -> int:
+    return (tokens + STEP - 1) // STEP * STEP
+
+
+def _grown(buffer: mx.array | None, used: int, needed: int, like: mx.array) -> mx.array:
+    """A buffer with room for `needed` tokens that starts with the `used` first ones of the old one."""
+    return _moved(buffer, 0, used, needed - used, like)
+
+
+def _moved(buffer: mx.array | None, low: int, high: int, more: int, like: mx.array) -> mx.array:
+    """A new buffer that starts with tokens `low:high` of the old one and has room for `more` and some."""
+    batch, heads, _, dim = like.shape
+    kept = high - low
+    room = mx.zeros((batch, heads, _rounded(kept + more) - kept, dim), like.dtype)
+    return room if buffer is None or kept == 0 else mx.concatenate([buffer[..., low:high, :], room], axis=2)
+
+
+def _share(buffer: mx.array | None) -> mx.array | None:
+    """The same data behind another Python array: item assignment to one must not show in the other."""
+    return None if buffer is None else buffer[...]

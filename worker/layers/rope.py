@@ -1,0 +1,216 @@
+"""Rotary position embeddings: every published `rope_type` of llama-like models.
+
+Formulas: transformers 5.24, `modeling_rope_utils.py`. There a rotation is given as `inv_freq` and a factor on
+cos and sin; here as the reciprocal, which `mx.fast.rope` takes, and the factor goes into the softmax scale.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from shared.errors import ErrorCode, refuse
+
+Params = Mapping[str, Any]
+
+
+class Rotation:
+    """Rotates the first `dims` values of each head, halves paired (not neighbours)."""
+
+    __slots__ = ("base", "dims", "factor", "freqs", "scale")
+
+    def __init__(
+        self, dims: int, base: float | None, scale: float, freqs: mx.array | None, factor: float
+    ) -> None:
+        self.dims = dims
+        self.base = base
+        self.scale = scale
+        self.freqs = freqs
+        self.factor = factor  # on the rotated values; 1.0 where the softmax scale carries it
+
+    def __call__(self, x: mx.array, offset: int | mx.array) -> mx.array:
+        """`x` [B, H, L, D] of positions `offset` onwards; `offset` may be an int32 array [B], one per row."""
+        x = mx.fast.rope(
+            x, self.dims, traditional=False, base=self.base, scale=self.scale, offset=offset, freqs=self.freqs
+        )
+        if self.factor == 1.0:
+            return x
+        return mx.concatenate([x[..., : self.dims] * self.factor, x[..., self.dims :]], axis=-1)
+
+
+class Rope:
+    """The rotation of a model. Some kinds depend on how long the sequence is: ask `at(length)` once a step.
+
+    `softmax_factor`: multiply the attention scale with it.
+    """
+
+    def __init__(
+        self, at: Callable[[int], Rotation], softmax_factor: float, regime: Callable[[int], int]
+    ) -> None:
+        self.at = at
+        self.softmax_factor = softmax_factor
+        self._regime = regime
+
+    def same(self, length: int, other: int) -> bool:
+        """Whether keys rotated for a sequence of `length` tokens serve one of `other` tokens as well."""
+        return self._regime(length) == self._regime(other)
+
+
+def make_rope(params: Params, head_dim: int, max_positions: int) -> Rope:
+    """The rope of normalised `rope_parameters`. Raises `Refused` (unsupported) for a kind not known."""
+    kind = params["rope_type"]
+    if kind == "su":  # the first Phi-3 checkpoints' word for it
+        kind = "longrope"
+    make = _KINDS.get(kind)
+    if make is None:
+        known = ", ".join(_KINDS)
+        raise refuse(
+            ErrorCode.UNSUPPORTED, f"config.json: rope_type {kind!r} is not supported; known are {known}"
+        )
+    try:
+        return make(params, head_dim, max_positions)
+    except KeyError as error:
+        raise refuse(ErrorCode.BAD_CHECKPOINT, f"config.json: rope_type {kind!r} needs {error}") from None
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise refuse(
+            ErrorCode.BAD_CHECKPOINT, f"config.json: the parameters of rope_type {kind!r} are wrong ({error})"
+        ) from None
+
+
+# ---------------------------------------------------------------- the kinds
+
+
+def _default(params: Params, head_dim: int, max_positions: int) -> Rope:
+    rotation = Rotation(_dims(params, head_dim), _theta(params), 1.0, None, 1.0)
+    return _fixed(rotation, 1.0)
+
+
+def _linear(params: Params, head_dim: int, max_positions: int) -> Rope:
+    rotation = Rotation(_dims(params, head_dim), _theta(params), 1.0 / params["factor"], None, 1.0)
+    return _fixed(rotation, 1.0)
+
+
+def _dynamic(params: Params, head_dim: int, max_positions: int) -> Rope:
+    """NTK: the base grows with the length once it is past what the model was trained for."""
+    dims, theta, factor = _dims(params, head_dim), _theta(params), float(params["factor"])
+    short = Rotation(dims, theta, 1.0, None, 1.0)
+
+    def at(length: int) -> Rotation:
+        if length <= max_positions:
+            return short
+        stretch = factor * length / max_positions - (factor - 1)
+        return Rotation(dims, theta * stretch ** (dims / (dims - 2)), 1.0, None, 1.0)
+
+    return Rope(at, 1.0, lambda length: max(length, max_positions))
+
+
+def _yarn(params: Params, head_dim: int, max_positions: int) -> Rope:
+    dims, theta = _dims(params, head_dim), _theta(params)
+    original = params["original_max_position_embeddings"]
+    factor = params.get("factor") or max_positions / original
+    attention = params.get("attention_factor")
+    if attention is None:
+        mscale, all_dim = params.get("mscale"), params.get("mscale_all_dim")
+        if mscale and all_dim:
+            attention = _yarn_mscale(factor, mscale) / _yarn_mscale(factor, all_dim)
+        else:
+            attention = _yarn_mscale(factor, 1.0)
+
+    def correction(rotations: float) -> float:
+        return dims * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = correction(params.get("beta_fast") or 32), correction(params.get("beta_slow") or 1)
+    if params.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dims - 1)
+    span = (high - low) or 0.001
+    freqs = []
+    for i, freq in enumerate(_freqs(theta, dims)):
+        interpolated = min(max((i - low) / span, 0.0), 1.0)
+        freqs.append(1.0 / (interpolated / (factor * freq) + (1.0 - interpolated) / freq))
+    return _scaled(freqs, head_dim, float(attention))
+
+
+def _longrope(params: Params, head_dim: int, max_positions: int) -> Rope:
+    """One set of factors up to the original length, another once the sequence is longer."""
+    dims, theta = _dims(params, head_dim), _theta(params)
+    original = params["original_max_position_embeddings"]
+    factor = params.get("factor") or max_positions / original
+    attention = params.get("attention_factor")
+    if attention is None:
+        attention = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
+    sides = []
+    for key in ("short_factor", "long_factor"):
+        if len(params[key]) != dims // 2:
+            raise ValueError(f"{key} has {len(params[key])} entries, wanted {dims // 2}")
+        freqs = [each * freq for each, freq in zip(params[key], _freqs(theta, dims), strict=True)]
+        sides.append(_scaled(freqs, head_dim, float(attention)))
+    short, long = sides
+    return Rope(
+        lambda length: (long if length > original else short).at(length),
+        short.softmax_factor,
+        lambda length: int(length > original),
+    )
+
+
+def _llama3(params: Params, head_dim: int, max_positions: int) -> Rope:
+    dims, factor = _dims(params, head_dim), params["factor"]
+    low, high = params["low_freq_factor"], params["high_freq_factor"]
+    original = params["original_max_position_embeddings"]
+    freqs = []
+    for freq in _freqs(_theta(params), dims):
+        wavelength = 2 * math.pi * freq
+        if wavelength < original / high:
+            freqs.append(freq)
+        elif wavelength > original / low:
+            freqs.append(freq * factor)
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            freqs.append(freq / ((1 - smooth) / factor + smooth))
+    return _scaled(freqs, head_dim, 1.0)
+
+
+_KINDS: Mapping[str, Callable[[Params, int, int], Rope]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "llama3": _llama3,
+}
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _theta(params: Params) -> float:
+    return float(params.get("rope_theta", 10000.0))
+
+
+def _dims(params: Params, head_dim: int) -> int:
+    dims = int(head_dim * params.get("partial_rotary_factor", 1.0))
+    if dims < 2 or dims % 2 or dims > head_dim:
+        raise ValueError(f"{dims} of {head_dim} values of a head would be rotated")
+    return dims
+
+
+def _freqs(theta: float, dims: int) -> list[float]:
+    """Radians to a position, reciprocal: theta^(2i/dims), double precision."""
+    return [float(theta ** (i / dims)) for i in range(0, dims, 2)]
+
+
+def _yarn_mscale(scale: float, mscale: float) -> float:
+    return 1.0 if scale <= 1 else 0.1 * mscale * math.log(scale) + 1.0
+
+
+def _fixed(rotation: Rotation, softmax_factor: float) -> Rope:
+    return Rope(lambda length: rotation, softmax_factor, lambda length: 0)
+
+
+def _scaled(freqs: list[float], head_dim: int, attention: float) -> Rope:
+    """A fixed rotation. The factor on q and k goes into the softmax where it holds for whole heads."""
+    dims = 2 * len(freqs)
+    whole = dims == head_dim
+    rotation = Rotation(dims, None, 1.0, mx.array(freqs, mx.float32), 1.0 if whole else attention)
+    return _fixed(rotation, attention * attention if whole else 1.0)
