@@ -223,7 +223,8 @@ def _checked(known: Field, value: Any, origin: str) -> Any:
     try:
         return msgspec.convert(value, known.type, dec_hook=_path)
     except msgspec.ValidationError as error:
-        raise _bad(known.name, origin, f"{str(error)[:1].lower()}{str(error)[1:]}") from None
+        problem = str(error).replace("`int`", "a whole number").replace("`float`", "a number")
+        raise _bad(known.name, origin, f"{problem[:1].lower()}{problem[1:]}") from None
 
 
 def _from_text(known: Field, text: str, origin: str) -> Any:

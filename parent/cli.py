@@ -1,0 +1,116 @@
+"""The command line: the table of verbs, strict parsing, and one way for errors to end.
+
+Exit codes: 0 done, 1 it failed, 2 the command or a setting is wrong. An error is one line on stderr. Each
+verb's module is imported only when that verb is asked for, so that a plain command starts quickly.
+"""
+
+import argparse
+import difflib
+import importlib
+import os
+import re
+import sys
+from typing import Any, NoReturn
+
+from shared.errors import ErrorCode, Refused
+from shared.version import VERSION
+
+# verb -> (module under parent.commands, one line of help). Each module has `arguments(parser)` and
+# `run(args) -> int`; its docstring is the text of `mlxd VERB --help`.
+VERBS: dict[str, tuple[str, str]] = {
+    "serve": ("serve", "serve a model, the API and the chat page"),
+    "chat": ("chat", "chat in the terminal"),
+    "pull": ("pull", "fetch the starter model"),
+    "import": ("import_gguf", "convert a GGUF file into a model of the library"),
+    "ls": ("ls", "list the models"),
+    "rm": ("rm", "delete a model"),
+    "fit": ("fit", "say whether a model fits in memory, with the arithmetic"),
+    "config": ("config", "show the settings and where each comes from"),
+    "doctor": ("doctor", "check this machine and say what to do"),
+    "version": ("version", "print the version"),
+}
+
+_EPILOG = """\
+A first chat:
+  mlxd serve              fetches a small model if there is none, and opens the chat page
+  mlxd chat               the same in the terminal
+
+Every setting is a flag of `mlxd serve`, a variable MLXD_*, or a line of mlxd.toml; see `mlxd config show`.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, strict: no abbreviated flags, and an error is one line with a near match."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(*args, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        if choice := re.match(r"argument \S+: invalid choice: '(.*)' \(choose", message):
+            message = f"there is no command {choice[1]!r}{_near(choice[1], list(VERBS))}"
+        self.exit(2, f"mlxd: {message}; see `{self.prog} --help`\n")
+
+    def flags(self) -> list[str]:
+        return [flag for action in self._actions for flag in action.option_strings]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; the exit code. Never raises but for `SystemExit` of --help and usage errors."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        args = _parse(words)
+        return int(args.run(args))
+    except Refused as refused:
+        print(f"mlxd: {refused.failure.message}", file=sys.stderr)
+        return 2 if refused.failure.code == ErrorCode.INVALID_REQUEST else 1
+    except KeyboardInterrupt:
+        print("mlxd: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `mlxd ls | head -1`; stdout is gone, and so must be its flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # a bug of ours: still one line, unless somebody looks for it
+        if os.environ.get("MLXD_LOG_LEVEL") == "debug":
+            raise
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"mlxd: a fault of mlxd: {what} (MLXD_LOG_LEVEL=debug shows where)", file=sys.stderr)
+        return 1
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    verb = next((word for word in words if not word.startswith("-")), "")
+    parser, chosen = build_parser(verb)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        speaker = chosen or parser
+        speaker.error(f"unrecognized argument {unknown[0]}{_near(unknown[0].split('=')[0], speaker.flags())}")
+    if not hasattr(args, "run"):
+        parser.print_help()
+        raise SystemExit(2)
+    return args
+
+
+def build_parser(verb: str) -> tuple[Parser, Parser | None]:
+    """The parser of everything, and that of `verb`, the only one whose own arguments are filled in."""
+    parser = Parser(
+        prog="mlxd", description="Serve language models with MLX, and survive their crashes.", epilog=_EPILOG
+    )
+    parser.add_argument("--version", action="version", version=f"mlxd {VERSION}")
+    verbs = parser.add_subparsers(metavar="COMMAND", title="commands", parser_class=Parser)
+    chosen = None
+    for name, (module, summary) in VERBS.items():
+        sub = verbs.add_parser(name, help=summary)
+        if name == verb:
+            command = importlib.import_module(f"parent.commands.{module}")
+            sub.description = command.__doc__
+            command.arguments(sub)
+            sub.set_defaults(run=command.run)
+            chosen = sub
+    return parser, chosen
+
+
+def _near(word: str, known: list[str]) -> str:
+    match = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {match[0]}?" if match else ""

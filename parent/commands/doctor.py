@@ -1,0 +1,120 @@
+"""Check this machine, and say what to do about what is wrong.
+
+  mlxd doctor
+  mlxd doctor --json
+
+Exit code 0: nothing is broken (there may be advice); 1: something is.
+"""
+
+import argparse
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from parent.commands import options
+from parent.commands.machine import memory_bytes, mlx_device, mlx_version, port_is_free
+from parent.commands.running import find_running
+from parent.config import Settings
+from parent.library.catalog import models_dir, scan
+from parent.library.starter import NEEDED_BYTES
+from parent.workers.blas import choose
+from shared.errors import Refused
+from shared.units import format_bytes
+from shared.version import VERSION
+
+_MARKS = {"ok": "ok  ", "advice": "note", "broken": "FAIL"}
+
+
+class Check(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One finding: what was looked at, how it is, and what to do."""
+
+    subject: str
+    state: Literal["ok", "advice", "broken"]
+    finding: str
+    todo: str = ""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    options.add_settings(parser, ("data_dir", "host", "port", "blas"))
+
+
+def run(args: argparse.Namespace) -> int:
+    resolved = options.resolve(args)
+    settings = resolved.settings
+    checks = [*_software(), *_blas(settings), *_data(settings), _port(settings), _models(settings)]
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(checks)).decode())
+    else:
+        width = max(len(check.subject) for check in checks)
+        for check in checks:
+            todo = f"\n{'':{width + 8}}{check.todo}" if check.todo else ""
+            print(f"{_MARKS[check.state]}  {check.subject:<{width}}  {check.finding}{todo}")
+    return 1 if any(check.state == "broken" for check in checks) else 0
+
+
+def _software() -> list[Check]:
+    system = f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores"
+    checks = [
+        Check("mlxd", "ok", f"{VERSION}, {Path(__file__).resolve().parents[2]}"),
+        Check("python", "ok", f"{platform.python_version()}, {sys.executable}"),
+        Check("system", "ok", f"{system}, {format_bytes(memory_bytes())} of memory"),
+    ]
+    version = mlx_version()
+    if not version:
+        extra = "" if sys.platform == "darwin" else "[cpu]"
+        return [*checks, Check("mlx", "broken", "not installed", f"pip install 'mlx{extra}'")]
+    loads, device = mlx_device()
+    if not loads:
+        return [*checks, Check("mlx", "broken", f"{version} does not load: {device}", "install mlx again")]
+    return [*checks, Check("mlx", "ok", f"{version}, device {device}")]
+
+
+def _blas(settings: Settings) -> list[Check]:
+    try:
+        chosen = choose(settings)
+    except Refused as refused:
+        return [Check("blas", "broken", str(refused), "set blas = auto, or the path of an OpenBLAS")]
+    return [Check("blas", "advice" if chosen.advice else "ok", chosen.description, chosen.advice)]
+
+
+def _data(settings: Settings) -> list[Check]:
+    folder = settings.data_dir
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        todo = "choose another with --data-dir or MLXD_DATA_DIR"
+        return [Check("data", "broken", f"{folder} is not writable: {error.strerror}", todo)]
+    free = shutil.disk_usage(folder).free
+    if free < NEEDED_BYTES:
+        low = f"{format_bytes(free)} free; making the starter model needs {format_bytes(NEEDED_BYTES)}"
+        return [Check("data", "ok", str(folder)), Check("disk", "advice", low, "free some room")]
+    return [Check("data", "ok", str(folder)), Check("disk", "ok", f"{format_bytes(free)} free")]
+
+
+def _port(settings: Settings) -> Check:
+    if running := find_running(settings.data_dir):
+        return Check("server", "ok", f"runs at {running.url}, pid {running.pid}")
+    if port_is_free(settings.host, settings.port):
+        return Check("port", "ok", f"{settings.host}:{settings.port} is free")
+    todo = "stop the program that has it, or serve with --port"
+    return Check("port", "advice", f"{settings.host}:{settings.port} is taken", todo)
+
+
+def _models(settings: Settings) -> Check:
+    entries = scan(settings.data_dir)
+    if not entries:
+        return Check("models", "advice", f"none in {models_dir(settings.data_dir)}", "mlxd pull starter")
+    broken = [entry for entry in entries if entry.error]
+    if broken:
+        todo = f"mlxd rm {broken[0].id}, or repair it"
+        return Check("models", "advice", f"{len(broken)} of {len(entries)} broken: {broken[0].error}", todo)
+    return Check("models", "ok", ", ".join(entry.id for entry in entries))

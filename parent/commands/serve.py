@@ -1,0 +1,80 @@
+"""Serve a model: the OpenAI-compatible API, the chat page, and a worker that is restarted when it dies.
+
+  mlxd serve                      the only model, or the starter (which it offers to fetch)
+  mlxd serve SmolLM2-135M-Instruct --port 9000
+  mlxd serve ~/models/my-llama    a model folder anywhere
+
+On a desktop the chat page opens in the browser. Ctrl-C ends it: running answers may finish first.
+"""
+
+import argparse
+import os
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable
+
+from parent.commands import options
+from parent.commands.importing import pull
+from parent.commands.terminal import confirm, is_interactive
+from parent.config import Settings, fields
+from parent.library.catalog import ModelEntry, default_entry, resolve, scan
+from parent.server import serve
+from parent.workers.blas import choose, worker_env
+from shared.errors import ErrorCode, refuse
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="MODEL", nargs="?", help="a name in `mlxd ls`, or a model folder")
+    opening = parser.add_mutually_exclusive_group()
+    opening.add_argument(
+        "--open", dest="open", action="store_true", default=None, help="open the page in the browser"
+    )
+    opening.add_argument("--no-open", dest="open", action="store_false", help="only print its address")
+    parser.add_argument("--yes", action="store_true", help="fetch the starter model without asking")
+    options.add_settings(parser, tuple(fields()))
+
+
+def run(args: argparse.Namespace) -> int:
+    settings = options.settings_of(args, **({"model": args.name} if args.name else {}))
+    entry = choose_model(settings, yes=args.yes)
+    if entry.error:
+        raise refuse(ErrorCode.BAD_CHECKPOINT, f"cannot serve {entry.id}: {entry.error}")
+    env, _ = worker_env(settings)
+    if advice := choose(settings).advice:
+        print(f"mlxd: note: the worker gets a slow BLAS; {advice}", file=sys.stderr)
+    opens = is_desktop(os.environ) and is_interactive() if args.open is None else args.open
+    return serve(settings, [entry], worker_env=env, on_listening=announcement(entry, opens=opens))
+
+
+def choose_model(settings: Settings, *, yes: bool) -> ModelEntry:
+    """The model meant by the settings; with none here at all, the starter after a question."""
+    entries = scan(settings.data_dir)
+    if settings.model and (entries or settings.model != "starter"):
+        return resolve(settings.model, entries)
+    if entries:
+        return default_entry(entries)
+    # Without a terminal nobody can answer: a service or a script wants a server, so it gets one.
+    confirm(
+        "There is no model yet. Fetch the starter, SmolLM2-135M (93 MB)?", yes=yes or not is_interactive()
+    )
+    return pull(settings)
+
+
+def is_desktop(environ: os._Environ[str] | dict[str, str]) -> bool:
+    """A browser opened here would be seen: a display, and nobody logged in from elsewhere."""
+    if "SSH_CONNECTION" in environ:
+        return False
+    return sys.platform == "darwin" or bool(environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY"))
+
+
+def announcement(entry: ModelEntry, *, opens: bool) -> Callable[[str], None]:
+    """What to do once the server listens: print the address, and open it where that makes sense."""
+
+    def announce(url: str) -> None:
+        print(f"{entry.id} at {url}", flush=True)
+        if opens:
+            # A browser may take seconds to come up, and the event loop must not wait for it.
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+
+    return announce

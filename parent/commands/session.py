@@ -1,0 +1,69 @@
+"""A server of one's own for the length of a block: `mlxd serve` as a child on a free port."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import parent
+from parent.config import Settings
+from shared.errors import ErrorCode, refuse
+
+
+@contextmanager
+def session_server(settings: Settings, model: str) -> Iterator[str]:
+    """Start a server for `model` ("" = the obvious one); its URL. It is stopped when the block ends.
+
+    Raises `Refused` with the child's own reason when it does not come up.
+    """
+    command = [sys.executable, "-P", "-m", "parent", "serve", *([model] if model else [])]
+    command += ["--port", "0", "--no-open", "--data-dir", str(settings.data_dir)]
+    print("starting a server for this chat", file=sys.stderr)
+    with tempfile.TemporaryFile() as log:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=child_environment(),
+            text=True,
+            start_new_session=True,  # a Ctrl-C that stops an answer must not stop the server
+        )
+        assert child.stdout is not None
+        try:
+            with child.stdout as lines:
+                line = lines.readline()
+                if not line:
+                    child.wait()
+                    log.seek(0)
+                    said = log.read().decode(errors="replace").strip().splitlines() or ["it gave no reason"]
+                    reason = said[-1].removeprefix("mlxd: ")
+                    raise refuse(ErrorCode.ENGINE_UNAVAILABLE, f"the server did not start: {reason}")
+                yield line.split(" at ")[-1].strip()
+        finally:
+            _stop(child)
+
+
+def child_environment() -> dict[str, str]:
+    """Ours, with the checkout on the path where mlxd runs without being installed."""
+    root = Path(parent.__file__).resolve().parent.parent
+    if not (root / "pyproject.toml").exists():
+        return dict(os.environ)
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]).rstrip(":"),
+    }
+
+
+def _stop(child: subprocess.Popen[str]) -> None:
+    if child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGTERM)  # the second one means now
+            child.wait(timeout=10)
