@@ -1,8 +1,9 @@
 """The KV cache of one layer: keys and values of the tokens seen so far, growing in place.
 
-Both kinds hold their tokens in order in one buffer `[B, H, capacity, D]` that grows in steps, so that a decode
-step writes one slice instead of copying everything. `RotatingKV` additionally forgets tokens that no later
-query of a sliding-window layer can see. A buffer is never written while a clone shares it: mlx copies it then.
+Both kinds hold their tokens in order in one buffer `[B, H, capacity, D]` that grows in steps, so that a
+decode step writes one slice instead of copying everything. `RotatingKV` additionally forgets tokens that no
+later query of a sliding-window layer can see. While a clone shares a buffer, a write copies it first (mlx's
+own rule for memory in use elsewhere), so clones are cheap and independent.
 """
 
 from typing import Protocol
@@ -85,7 +86,7 @@ class FullKV:
 
 
 class RotatingKV:
-    """Keys and values of a sliding-window layer: each query sees itself and the `window - 1` tokens before it.
+    """Keys and values of a sliding-window layer: a query sees itself and `window - 1` tokens before it.
 
     `start` is the position of the buffer's first token. While a chunk of L tokens is attended the cache holds
     `window - 1 + L` tokens; what is out of every later window is dropped when the buffer would have to grow.

@@ -5,7 +5,7 @@ shared, writes are not), so that many conversations can branch off one prefix. C
 used entries go first. Everything here runs on the engine thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ class Entry:
     ids: list[int]
     caches: list[Any]
     nbytes: int
+    planned: int  # length of the sequence the keys were rotated for
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
@@ -35,10 +36,15 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class PrefixCache:
-    """A list ordered by last use, newest last."""
+    """A list ordered by last use, newest last.
 
-    def __init__(self, max_bytes: int) -> None:
+    `same_kv(length, other)`: whether keys made for a sequence of one length serve one of another (rope kinds
+    that depend on the length).
+    """
+
+    def __init__(self, max_bytes: int, same_kv: Callable[[int, int], bool]) -> None:
         self.max_bytes = max_bytes
+        self._same_kv = same_kv
         self.nbytes = 0
         self._entries: list[Entry] = []
 
@@ -56,6 +62,8 @@ class PrefixCache:
         for entry in self._entries:
             length = min(common_length(entry.ids, ids), len(ids) - 1)
             surplus = len(entry.ids) - length
+            if not self._same_kv(entry.planned, len(ids)):
+                continue
             if length > best_length and (
                 surplus == 0 or all(cache.can_trim(surplus) for cache in entry.caches)
             ):
@@ -66,8 +74,9 @@ class PrefixCache:
         self._entries.append(best)
         caches = [cache.clone() for cache in best.caches]
         surplus = len(best.ids) - best_length
-        if surplus:
-            for cache in caches:
+        for cache in caches:
+            cache.planned = len(ids)
+            if surplus:
                 cache.trim(surplus)
         return caches, best_length
 
@@ -81,9 +90,11 @@ class PrefixCache:
         trimmable = all(cache.can_trim(1) for cache in caches)
         for entry in list(self._entries):
             length = common_length(entry.ids, ids)
-            if length == len(entry.ids) and (trimmable or length == len(ids)):
+            superseded = length == len(entry.ids) and (trimmable or length == len(ids))
+            if superseded and self._same_kv(entry.planned, max(len(ids), caches[0].planned)):
                 self._drop(entry)  # the new one can stand in for it
-        self._entries.append(Entry(ids, caches, nbytes))
+        planned = max(len(ids), caches[0].planned)
+        self._entries.append(Entry(ids, caches, nbytes, planned))
         self.nbytes += nbytes
         while self.nbytes > self.max_bytes:
             self._drop(self._entries[0])

@@ -111,7 +111,7 @@ class LlamaModel:
         self._scaling_length = int(config.rope_parameters.get("original_max_position_embeddings", 0))
 
     def __call__(self, tokens: mx.array, caches: list[LayerCache]) -> mx.array:
-        """Hidden states [B, L, D] after the last norm of `tokens` [B, L] int32, which follow what is cached."""
+        """Final-norm hidden states [B, L, D] of `tokens` [B, L] int32, which follow what is cached."""
         x = self.embed(tokens)
         length, offset = tokens.shape[1], caches[0].offset
         rotate = self.rope.at(max(offset + length, caches[0].planned))

@@ -1,0 +1,187 @@
+"""Oracle cases as complete model directories, for every test that wants a real (tiny) model.
+
+`write_case("llama_tied", tmp_path / "model")` gives a directory that loads; `reference(name)` what Hugging
+Face transformers computes with it. A case is a folder of `cases/`: `case.json` (seed and config, in the
+spelling of transformers 5) and `reference.safetensors`, made by `tests/oracles/make.py`.
+"""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+from tests.oracles import weights
+
+CASES = Path(__file__).with_name("cases")
+Config = dict[str, Any]
+
+SPECIALS = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<think>",
+    "</think>",
+    "<|reserved_0|>",
+    "<|reserved_1|>",
+    "<|reserved_2|>",
+]
+EOS_ID = 2
+VOCAB_SIZE = 272  # specials, 256 bytes, 8 merges
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content']"
+    " + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def names() -> list[str]:
+    """Every case there is, in order."""
+    return sorted(folder.name for folder in CASES.iterdir() if (folder / "case.json").is_file())
+
+
+def case(name: str) -> tuple[Config, int]:
+    """The config of a case and the seed of its weights."""
+    stored = json.loads((CASES / name / "case.json").read_text())
+    return stored["config"], stored["seed"]
+
+
+def reference(name: str) -> dict[str, NDArray[Any]]:
+    """`input_ids` [L], `logits` [L, V] of one pass, `greedy_ids` [16], `greedy_margin` [16] (top 1 - top 2)."""
+    return safetensors.numpy.load_file(CASES / name / "reference.safetensors")
+
+
+def write_case(
+    name: str,
+    folder: Path,
+    *,
+    quantize: dict[str, Any] | None = None,
+    dtype: str = "float32",
+    shards: int = 1,
+    dialect: str = "modern",
+) -> Path:
+    """Write case `name` as a model directory; gives `folder`.
+
+    `quantize`: an MLX quantization dict, per-module overrides included. `dtype`: float32, float16 or bfloat16,
+    of everything not packed. `dialect`: "modern" (transformers 5) or "legacy" spelling of config.json.
+    """
+    config, seed = case(name)
+    tensors = {key: _encode(value, dtype) for key, value in weights.build(config, seed).items()}
+    config = {**config, "dtype": dtype}
+    if quantize is not None:
+        tensors = _quantized(weights.build(config, seed), quantize, dtype)
+        config["quantization"] = config["quantization_config"] = quantize
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_weights(folder, tensors, shards)
+    _write_json(folder / "config.json", legacy(config) if dialect == "legacy" else config)
+    _write_json(
+        folder / "generation_config.json", {"eos_token_id": EOS_ID, "bos_token_id": 1, "pad_token_id": 0}
+    )
+    write_tokenizer(folder)
+    return folder
+
+
+def legacy(config: Config) -> Config:
+    """The same config as transformers 4 spelled it."""
+    config = copy.deepcopy(config)
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    config["torch_dtype"] = config.pop("dtype", "float32")
+    return config
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level BPE of `VOCAB_SIZE` tokens with ChatML specials, its config and its chat template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [
+        ("t", "h"),
+        ("th", "e"),
+        ("Ġ", "the"),
+        ("a", "n"),
+        ("i", "n"),
+        ("e", "r"),
+        ("o", "u"),
+        ("an", "d"),
+    ]
+    tokens = [*SPECIALS, *alphabet, *("".join(pair) for pair in merges)]
+    tokenizer = Tokenizer(BPE({token: i for i, token in enumerate(tokens)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "add_bos_token": False,
+            "bos_token": "<|im_start|>",
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|endoftext|>",
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": 512,
+        },
+    )
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+
+
+# ---------------------------------------------------------------- tensors as safetensors wants them
+
+Encoded = dict[str, Any]
+
+
+def _encode(value: NDArray[Any], dtype: str) -> Encoded:
+    """`dtype` of a float32 array, as `safetensors.serialize_file` takes it (numpy has no bfloat16)."""
+    if dtype == "bfloat16":
+        bits = value.astype(np.float32).view(np.uint32)
+        rounded = bits + 0x7FFF + ((bits >> 16) & 1)  # to nearest, ties to even
+        data = (rounded >> 16).astype(np.uint16)
+    else:
+        data = value.astype(dtype)
+    return {"dtype": dtype, "shape": list(value.shape), "data": data.tobytes()}
+
+
+def _quantized(plain: weights.Tensors, scheme: dict[str, Any], dtype: str) -> dict[str, Encoded]:
+    import mlx.core as mx
+
+    out: dict[str, Encoded] = {}
+    for name, value in plain.items():
+        module, _, leaf = name.rpartition(".")
+        override = scheme.get(module)
+        if leaf != "weight" or value.ndim != 2 or override is False:
+            out[name] = _encode(value, dtype)
+            continue
+        how = {**scheme, **(override or {})}
+        parts = mx.quantize(mx.array(value), how["group_size"], how["bits"], how.get("mode", "affine"))
+        for leaf, part in zip(("weight", "scales", "biases"), parts, strict=False):
+            array = np.array(part)
+            if array.dtype == np.float32:
+                out[f"{module}.{leaf}"] = _encode(array, dtype)
+            else:
+                out[f"{module}.{leaf}"] = _encode(array, str(array.dtype))
+    return out
+
+
+def _write_weights(folder: Path, tensors: dict[str, Encoded], shards: int) -> None:
+    metadata = {"format": "pt"}
+    if shards == 1:
+        safetensors.serialize_file(tensors, str(folder / "model.safetensors"), metadata)
+        return
+    weight_map: dict[str, str] = {}
+    for number in range(shards):
+        file = f"model-{number + 1:05d}-of-{shards:05d}.safetensors"
+        part = {name: one for i, (name, one) in enumerate(tensors.items()) if i % shards == number}
+        safetensors.serialize_file(part, str(folder / file), metadata)
+        weight_map.update(dict.fromkeys(part, file))
+    _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
+
+
+def _write_json(path: Path, data: Any) -> None:
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
