@@ -98,8 +98,8 @@ def _quantization(raw: Config, inner: Config) -> Config:
         found = place.get("quantization_config")
         if isinstance(found, dict) and "quant_method" in found:
             raise ValueError(
-                f"the weights are quantized with {found['quant_method']!r}; "
-                "this server reads MLX quantization (affine, mxfp4, nvfp4, mxfp8) or none"
+                f"the weights are quantized with {found['quant_method']!r} in its own layout, which this server "
+                "cannot read; take an MLX version of the model, or an unquantized one"
             )
     return {}
 

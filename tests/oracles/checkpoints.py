@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
@@ -73,13 +72,13 @@ def write_case(
     of everything not packed. `dialect`: "modern" (transformers 5) or "legacy" spelling of config.json.
     """
     config, seed = case(name)
-    tensors = {key: _encode(value, dtype) for key, value in weights.build(config, seed).items()}
+    tensors: Arrays = dict(weights.build(config, seed))
     config = {**config, "dtype": dtype}
     if quantize is not None:
-        tensors = _quantized(weights.build(config, seed), quantize, dtype)
+        tensors = quantized(tensors, quantize)
         config["quantization"] = config["quantization_config"] = quantize
     folder.mkdir(parents=True, exist_ok=True)
-    _write_weights(folder, tensors, shards)
+    _write_weights(folder, tensors, dtype, shards)
     _write_json(folder / "config.json", legacy(config) if dialect == "legacy" else config)
     _write_json(
         folder / "generation_config.json", {"eos_token_id": EOS_ID, "bos_token_id": 1, "pad_token_id": 0}
@@ -132,55 +131,53 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
 
 
-# ---------------------------------------------------------------- tensors as safetensors wants them
+# ---------------------------------------------------------------- tensors
 
-Encoded = dict[str, Any]
-
-
-def _encode(value: NDArray[Any], dtype: str) -> Encoded:
-    """`dtype` of a float32 array, as `safetensors.serialize_file` takes it (numpy has no bfloat16)."""
-    if dtype == "bfloat16":
-        bits = value.astype(np.float32).view(np.uint32)
-        rounded = bits + 0x7FFF + ((bits >> 16) & 1)  # to nearest, ties to even
-        data = (rounded >> 16).astype(np.uint16)
-    else:
-        data = value.astype(dtype)
-    return {"dtype": dtype, "shape": list(value.shape), "data": data.tobytes()}
+Arrays = dict[str, NDArray[Any]]
 
 
-def _quantized(plain: weights.Tensors, scheme: dict[str, Any], dtype: str) -> dict[str, Encoded]:
+def quantized(plain: Arrays, scheme: dict[str, Any]) -> Arrays:
+    """Every matrix by MLX's quantizer, as the quantization dict `scheme` says; needs mlx."""
     import mlx.core as mx
 
-    out: dict[str, Encoded] = {}
+    out: Arrays = {}
     for name, value in plain.items():
         module, _, leaf = name.rpartition(".")
         override = scheme.get(module)
         if leaf != "weight" or value.ndim != 2 or override is False:
-            out[name] = _encode(value, dtype)
+            out[name] = value
             continue
         how = {**scheme, **(override or {})}
         parts = mx.quantize(mx.array(value), how["group_size"], how["bits"], how.get("mode", "affine"))
         for leaf, part in zip(("weight", "scales", "biases"), parts, strict=False):
-            array = np.array(part)
-            if array.dtype == np.float32:
-                out[f"{module}.{leaf}"] = _encode(array, dtype)
-            else:
-                out[f"{module}.{leaf}"] = _encode(array, str(array.dtype))
+            out[f"{module}.{leaf}"] = np.array(part)
     return out
 
 
-def _write_weights(folder: Path, tensors: dict[str, Encoded], shards: int) -> None:
-    metadata = {"format": "pt"}
+def _write_weights(folder: Path, tensors: Arrays, dtype: str, shards: int) -> None:
     if shards == 1:
-        safetensors.serialize_file(tensors, str(folder / "model.safetensors"), metadata)
+        _save(folder / "model.safetensors", tensors, dtype)
         return
     weight_map: dict[str, str] = {}
     for number in range(shards):
         file = f"model-{number + 1:05d}-of-{shards:05d}.safetensors"
         part = {name: one for i, (name, one) in enumerate(tensors.items()) if i % shards == number}
-        safetensors.serialize_file(part, str(folder / file), metadata)
+        _save(folder / file, part, dtype)
         weight_map.update(dict.fromkeys(part, file))
     _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
+
+
+def _save(path: Path, tensors: Arrays, dtype: str) -> None:
+    """Write float32 arrays as `dtype`, others as they are. numpy has no bfloat16, so mlx writes that."""
+    if dtype == "bfloat16":
+        import mlx.core as mx
+
+        floats = {k: mx.array(v).astype(mx.bfloat16) for k, v in tensors.items() if v.dtype == np.float32}
+        others = {k: mx.array(v) for k, v in tensors.items() if v.dtype != np.float32}
+        mx.save_safetensors(str(path), {**floats, **others}, {"format": "pt"})
+        return
+    cast = {k: v.astype(dtype) if v.dtype == np.float32 else v for k, v in tensors.items()}
+    safetensors.numpy.save_file(cast, path, {"format": "pt"})
 
 
 def _write_json(path: Path, data: Any) -> None:

@@ -1,0 +1,100 @@
+"""The llama family against Hugging Face transformers: logits and greedy text, however the prompt is cut."""
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.oracles import checkpoints
+from worker.models import FAMILIES, DecoderModel, load_model
+
+TINY = Path(__file__).parents[3].parent / "shared" / "models" / "tiny"
+TOLERANCE = 1e-4
+
+CUTS = {
+    "one pass": [],
+    "17 and the rest": [17],
+    "18, 19": [18, 19],
+    "31": [31],
+    "32": [32],
+    "33": [33],
+    "sevens": [7, 14, 21, 28, 35],
+    "token by token": list(range(1, 64)),
+}
+
+
+def pieces(ids: np.ndarray, cuts: list[int]) -> list[np.ndarray]:
+    return [piece for piece in np.split(ids, [cut for cut in cuts if cut < len(ids)]) if len(piece)]
+
+
+def logits_of(model: DecoderModel, ids: np.ndarray, cuts: list[int]) -> np.ndarray:
+    caches = model.make_caches(len(ids))
+    parts = [model.head(model(mx.array(piece)[None], caches))[0] for piece in pieces(ids, cuts)]
+    return np.array(mx.concatenate(parts))
+
+
+def greedy_of(model: DecoderModel, ids: np.ndarray, count: int) -> list[int]:
+    caches = model.make_caches(len(ids))
+    tokens, found = mx.array(ids)[None], []
+    for _ in range(count):
+        last = model.head(model(tokens, caches)[:, -1:])
+        tokens = mx.argmax(last, axis=-1).astype(mx.int32)
+        found.append(int(tokens.item()))
+    return found
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("name", checkpoints.names())
+def test_oracle_logits_are_those_of_transformers(name: str, cut: str, tmp_path: Path) -> None:
+    loaded = load_model(checkpoints.write_case(name, tmp_path / name))
+    expected = checkpoints.reference(name)
+    found = logits_of(loaded.model, expected["input_ids"], CUTS[cut])
+    assert np.abs(found - expected["logits"]).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", checkpoints.names())
+def test_oracle_greedy_text_is_that_of_transformers(name: str, tmp_path: Path) -> None:
+    loaded = load_model(checkpoints.write_case(name, tmp_path / name))
+    expected = checkpoints.reference(name)
+    assert greedy_of(loaded.model, expected["input_ids"], 16) == expected["greedy_ids"].tolist()
+
+
+@pytest.mark.parametrize("name", checkpoints.names())
+def test_oracle_both_config_dialects_mean_the_same_model(name: str, tmp_path: Path) -> None:
+    ids = checkpoints.reference(name)["input_ids"]
+    modern = load_model(checkpoints.write_case(name, tmp_path / "modern"))
+    legacy = load_model(checkpoints.write_case(name, tmp_path / "legacy", dialect="legacy", shards=2))
+    assert np.array_equal(logits_of(modern.model, ids, []), logits_of(legacy.model, ids, []))
+
+
+@pytest.mark.parametrize("name", checkpoints.names())
+def test_oracle_a_prompt_longer_than_trained_for_needs_its_length_announced_only_where_rope_depends_on_it(
+    name: str, tmp_path: Path
+) -> None:
+    model = load_model(checkpoints.write_case(name, tmp_path / name)).model
+    depends = name in ("rope_dynamic", "rope_longrope_short", "rope_longrope_long")
+    assert model.same_kv(8, 40) == (not depends)
+    assert model.same_kv(8, 24)
+
+
+def tiny_models() -> list[str]:
+    """Model directories of the shared pool whose family is served here, where that pool is present."""
+    if not TINY.is_dir():
+        return []
+    configs = sorted(TINY.glob("*/config.json"))
+    return [one.parent.name for one in configs if json.loads(one.read_text())["model_type"] in FAMILIES]
+
+
+@pytest.mark.parametrize("cut", ["one pass", "17 and the rest", "token by token"])
+@pytest.mark.parametrize("name", tiny_models())
+def test_oracle_shared_tiny_models_agree_with_transformers(name: str, cut: str) -> None:
+    loaded = load_model(TINY / name)
+    reference = mx.load(str(TINY / name / "reference" / "reference.safetensors"))
+    assert isinstance(reference, dict)
+    ids = np.array(reference["input_ids"])
+    found = logits_of(loaded.model, ids, CUTS[cut])
+    assert np.abs(found - np.array(reference["logits"])).max() < TOLERANCE
+    greedy = reference["greedy_ids"].tolist()
+    assert greedy_of(loaded.model, ids, len(greedy)) == greedy
