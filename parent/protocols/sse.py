@@ -1,0 +1,31 @@
+"""Server-sent events: frames and comments as bytes. Pure."""
+
+from typing import Any
+
+import msgspec
+
+_encode = msgspec.json.Encoder().encode
+
+HEADERS: list[tuple[bytes, bytes]] = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+def data(payload: Any) -> bytes:
+    """One frame without a name. JSON holds no raw newline, so one `data:` line is enough."""
+    return b"data: %b\n\n" % _encode(payload)
+
+
+def named(event: str, payload: Any, event_id: int | None = None) -> bytes:
+    """One frame with a name, and an id for `Last-Event-ID` where given."""
+    head = f"id: {event_id}\n" if event_id is not None else ""
+    return b"%bevent: %b\ndata: %b\n\n" % (head.encode(), event.encode(), _encode(payload))
+
+
+def comment(text: str) -> bytes:
+    """What clients skip but connections notice."""
+    return f": {text}\n\n".encode()

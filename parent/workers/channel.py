@@ -1,0 +1,64 @@
+"""The parent's end of a control channel: typed messages in and out, and the end of file that means death."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
+import msgspec
+
+from shared import control, ndjson
+from shared.logs import event
+
+log = logging.getLogger(__name__)
+_decode = msgspec.json.Decoder(control.FromWorker).decode
+
+
+class Channel(asyncio.Protocol):
+    """Open with `open_channel`. `on_message` gets each message; `closed` is set at end of file."""
+
+    def __init__(self, on_message: Callable[[control.FromWorker], None]) -> None:
+        self.closed = asyncio.Event()
+        self._on_message = on_message
+        self._lines = ndjson.Lines()
+        self._transport: asyncio.WriteTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            lines = self._lines.feed(data)
+        except ndjson.LineTooLong as error:
+            event(log, "channel.bad_line", level=logging.ERROR, error=str(error))
+            self.close()
+            return
+        for line in lines:
+            try:
+                message = _decode(line)
+            except (msgspec.ValidationError, msgspec.DecodeError) as error:
+                # An unknown type is of a newer worker: known ones still mean the same.
+                event(log, "channel.unknown_message", level=logging.WARNING, error=str(error))
+                continue
+            self._on_message(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed.set()
+
+    def send(self, message: control.ToWorker) -> None:
+        """Write one message; a worker that is gone is noticed by its end of file, not here."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(ndjson.encode(message))
+
+    def close(self) -> None:
+        """End of file for the worker, which then leaves."""
+        if self._transport is not None:
+            self._transport.close()
+
+
+async def open_channel(end: socket.socket, on_message: Callable[[control.FromWorker], None]) -> Channel:
+    """Take over the parent's end of the socket pair."""
+    loop = asyncio.get_running_loop()
+    _, channel = await loop.create_unix_connection(lambda: Channel(on_message), sock=end)
+    return channel

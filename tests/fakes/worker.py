@@ -1,0 +1,294 @@
+"""A runnable fake worker: `python -m tests.fakes.worker --control-fd N --data-fd M`.
+
+It speaks both channels as the real one does, needs no model, and commits the sins its script names. Every
+token is a word chosen from (seed, prompt, position) alone, so an answer can be continued from any position.
+What it did is written to `journal.ndjson` in the model directory, one object a line, for tests to wait on.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+
+from shared import asgi, control, jobs, ndjson, wire
+from shared.errors import ErrorCode, Failure
+from shared.version import VERSION, WIRE
+from tests.fakes import script as scripts
+
+WORDS = ("alpha", "beta", "gamma", "delta", "épsilon", "zeta", "eta", "theta", "λ", "mu", "東京", "xi", "pi")
+_decode_order = msgspec.json.Decoder(control.ToWorker).decode
+_decode_generate = msgspec.json.Decoder(wire.GenerateRequest).decode
+_decode_render = msgspec.json.Decoder(wire.RenderRequest).decode
+
+
+def prompt_text(prompt: wire.Prompt) -> str:
+    """The prompt as the fake model sees it."""
+    if isinstance(prompt, wire.TextPrompt):
+        return prompt.text
+    if isinstance(prompt, wire.TokenPrompt):
+        return " ".join(map(str, prompt.ids))
+    return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in prompt.messages)
+
+
+def token_at(text: str, seed: int, position: int) -> int:
+    """The id of the token at this position, from (seed, prompt, position) alone."""
+    digest = hashlib.blake2b(f"{seed}|{text}|{position}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") % len(WORDS)
+
+
+def expected_text(prompt: wire.Prompt, seed: int, count: int) -> str:
+    """What `count` tokens say: the oracle of the tests."""
+    text = prompt_text(prompt)
+    return "".join(f"{WORDS[token_at(text, seed, position)]} " for position in range(count))
+
+
+class Cut(Exception):
+    """Raised to close a connection in the middle of an answer."""
+
+
+class Worker:
+    """One fake process: its script, its channel, its counters."""
+
+    def __init__(self, control_fd: int, data_fd: int) -> None:
+        self.control_fd = control_fd
+        self.data_fd = data_fd
+        self.base: dict[str, Any] = {}
+        self.script = scripts.Script()
+        self.model_path = ""
+        self.spawns = 1
+        self.stats = wire.WorkerStats()
+        self.draining = False
+        self.writer: asyncio.StreamWriter
+
+    def say(self, message: control.FromWorker) -> None:
+        self.writer.write(ndjson.encode(message))
+
+    def journal(self, what: str, **fields: Any) -> None:
+        if self.model_path:
+            with open(Path(self.model_path) / "journal.ndjson", "ab") as file:
+                file.write(ndjson.encode({"what": what, "pid": os.getpid(), **fields}))
+
+    # ------------------------------------------------------------ life
+
+    async def run(self) -> None:
+        channel = socket.socket(fileno=self.control_fd)
+        reader, self.writer = await asyncio.open_unix_connection(sock=channel)
+        early = scripts.for_request(scripts.load(""), "")
+        if early.no_hello:
+            await reader.read()
+        self.say(control.Hello(wire=early.wire or WIRE, version=VERSION, pid=os.getpid()))
+        lines = ndjson.Lines()
+        serving: asyncio.Task[None] | None = None
+        while chunk := await reader.read(65536):
+            for line in lines.feed(chunk):
+                order = _decode_order(line)
+                if isinstance(order, control.LaunchModel):
+                    serving = asyncio.create_task(self._serve(order))
+                    serving.add_done_callback(lambda _: os._exit(0))
+                elif isinstance(order, control.LaunchJob):
+                    await self._job(order, reader)
+                elif isinstance(order, control.Drain) and not self.script.ignore_drain:
+                    self.draining = True
+                    self._report_drained()
+                elif isinstance(order, control.Shutdown) and not self.script.ignore_shutdown:
+                    self.journal("shutdown")
+                    os._exit(0)
+        self.journal("parent gone")
+
+    async def _job(self, order: control.LaunchJob, reader: asyncio.StreamReader) -> None:
+        script = scripts.for_request(scripts.load(""), "")
+        self.say(control.JobUpdate(jobs.JobStarted()))
+        steps = order.spec.steps if isinstance(order.spec, jobs.NoopJob) else 1
+        for step in range(steps):
+            if script.crash_after == step:
+                print("about to die", file=sys.stderr, flush=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+            if script.fatal:
+                self.say(control.Fatal(Failure(ErrorCode(script.fatal), script.fatal_message)))
+                os._exit(script.exit_code or 1)
+            self.say(control.JobUpdate(jobs.JobStage(stage="count", done=step + 1, total=steps)))
+            try:
+                more = await asyncio.wait_for(reader.read(65536), script.ms_per_token / 1000 or 0.001)
+            except TimeoutError:
+                continue
+            if not script.ignore_shutdown and (not more or b"cancel" in more):
+                os._exit(0)
+        self.say(control.JobUpdate(jobs.JobDone(output=order.output, summary=f"counted {steps}")))
+        os._exit(0)
+
+    async def _serve(self, launch: control.LaunchModel) -> None:
+        self.model_path = launch.path
+        self.base = scripts.load(launch.path)
+        self.script = script = scripts.for_request(self.base, "")
+        if script.ignore_term:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.spawns = self._count_spawn()
+        self.journal("spawned", spawns=self.spawns)
+        print(f"fake worker {os.getpid()} loads {launch.model_id}", file=sys.stderr, flush=True)
+        if script.silent_load:
+            await asyncio.Event().wait()
+        for step in range(script.load_steps):
+            self.say(control.Progress(stage="weights", done=step, total=script.load_steps))
+            await asyncio.sleep(script.load_ms / 1000 / script.load_steps)
+        if self.spawns <= script.crash_at_load:
+            print("fake worker crashes while loading", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if script.fatal:
+            self.say(control.Fatal(Failure(ErrorCode(script.fatal), script.fatal_message)))
+            os._exit(script.exit_code or 3)
+        facts = wire.ModelFacts(
+            family="fake", context=4096, vocab_size=len(WORDS), eos_ids=[0], dtype="float32",
+            weights_bytes=1, device="cpu", blas="none", reasoning=script.reasoning > 0,
+            defaults=wire.Sampling(temperature=1.0),
+        )  # fmt: skip
+        config = uvicorn.Config(
+            self, log_config=None, access_log=False, lifespan="off", ws="none", timeout_keep_alive=3600
+        )
+        server = _Server(config)
+        listener = socket.socket(fileno=self.data_fd)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        self.say(control.Ready(facts, measured_bytes=1))
+        if not script.mute:
+            beats = asyncio.create_task(self._beat())
+        await task
+        if not script.mute:
+            beats.cancel()
+
+    def _count_spawn(self) -> int:
+        """How many workers have served this model directory, this one included."""
+        path = Path(self.model_path) / "spawns"
+        with open(path, "ab") as file:
+            file.write(b".")
+        return path.stat().st_size
+
+    async def _beat(self) -> None:
+        while True:
+            self.say(control.Heartbeat(self.stats))
+            await asyncio.sleep(self.script.heartbeat_ms / 1000)
+
+    def _count(self, **changes: int) -> None:
+        self.stats = msgspec.structs.replace(
+            self.stats, **{name: getattr(self.stats, name) + by for name, by in changes.items()}
+        )
+
+    def _report_drained(self) -> None:
+        if self.draining and self.stats.active == 0:
+            self.say(control.Drained())
+
+    # ------------------------------------------------------------ data channel
+
+    async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        if scope["path"] == "/stats":
+            await asgi.respond(send, 200, msgspec.json.encode(self.stats))
+            return
+        body = await asgi.read_body(receive, ndjson.MAX_LINE)
+        if scope["path"] == "/render":
+            text = prompt_text(_decode_render(body).prompt)
+            result = wire.RenderResult(text, [token_at(text, 0, at) for at in range(len(text.split()))])
+            await asgi.respond(send, 200, msgspec.json.encode(result))
+            return
+        request = _decode_generate(body)
+        try:
+            script = scripts.for_request(self.base, prompt_text(request.prompt))
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            failure = Failure(ErrorCode.INVALID_REQUEST, f"bad fake: directive: {error}")
+            await asgi.respond(send, 400, msgspec.json.encode(failure))
+            return
+        if script.refuse:
+            failure = Failure(ErrorCode(script.refuse), f"refused as told: {script.refuse}", "messages")
+            await asgi.respond(send, 400, msgspec.json.encode(failure))
+            return
+        self.journal("request", id=request.request_id, resume=len(request.resume), seed=request.seed)
+        self._count(active=1)
+        try:
+            done = await asgi.run_until_gone(receive, lambda: self._generate(request, script, send))
+            self.journal("finished" if done else "cancelled", id=request.request_id)
+        finally:
+            self._count(active=-1)
+            self._report_drained()
+
+    async def _generate(self, request: wire.GenerateRequest, script: scripts.Script, send: asgi.Send) -> None:
+        text = prompt_text(request.prompt)
+        length = min(script.tokens, request.max_tokens or script.tokens)
+        prompt_tokens = len(text.split())
+        await asgi.start(send, 200, [(b"content-type", b"application/x-ndjson")])
+
+        async def tell(event: wire.Event) -> None:
+            await asgi.send_chunk(send, ndjson.encode(event))
+
+        await tell(wire.Started(prompt_tokens, 0, 4096 - prompt_tokens))
+        for chunk in range(script.prefill_chunks):
+            await tell(wire.Prefill(chunk + 1, script.prefill_chunks))
+        if script.prefill_ms:
+            await asyncio.sleep(script.prefill_ms / 1000)
+        ids = [token_at(text, request.seed, position) for position in range(length)]
+        if request.resume != ids[: len(request.resume)]:
+            await tell(wire.Failed(Failure(ErrorCode.INTERNAL, "resume ids are not those of this request")))
+            await asgi.send_chunk(send, b"", more=False)
+            return
+        sins_left = self.spawns <= script.crash_times
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        for number, (first, last) in enumerate(
+            self._groups(len(request.resume), length, script.tokens_per_event)
+        ):
+            if sins_left and number == script.crash_after:
+                print("fake worker crashes as told", file=sys.stderr, flush=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+            if sins_left and number == script.hang_after:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if number == script.fail_after:
+                await tell(wire.Failed(Failure(ErrorCode.ENGINE_FAULT, "the engine raised, as told")))
+                await asgi.send_chunk(send, b"", more=False)
+                return
+            if number == script.cut_after and sins_left:
+                raise Cut
+            if script.garbage:
+                await asgi.send_chunk(send, b'{"type":"nonsense"}\n')
+            if script.ms_per_token:
+                due += script.ms_per_token / 1000
+                await asyncio.sleep(max(0.0, due - loop.time()))
+            words = "".join(f"{WORDS[token]} " for token in ids[first:last])
+            kind = wire.Reasoning if first < script.reasoning else wire.Text
+            self._count(steps=1, tokens=last - first)
+            await tell(kind(words, ids[first:last]))
+        usage = wire.Usage(prompt_tokens, length, 0, min(script.reasoning, length))
+        reason: wire.FinishReason = "length" if length < script.tokens else "stop"
+        await tell(wire.Finish(reason, usage))
+        await asgi.send_chunk(send, b"", more=False)
+
+    @staticmethod
+    def _groups(start: int, length: int, size: int) -> Iterator[tuple[int, int]]:
+        for first in range(start, length, size):
+            yield first, min(first + size, length)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that leaves the signals alone."""
+
+    def capture_signals(self) -> Any:
+        return contextlib.nullcontext()
+
+
+def main() -> None:
+    """Run until told to leave, the parent is gone, or the script says to die."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument("--data-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    asyncio.run(Worker(arguments.control_fd, arguments.data_fd).run())
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
