@@ -1,0 +1,45 @@
+// What the worker's state means to somebody who chats: a word, a tone, and perhaps a thing to do.
+
+const STARTING = ["absent", "spawning", "loading"];
+
+/** {label, tone: good|wait|bad, notice?, act?: "restart"} for a snapshot of `/engine`; null = no server. */
+export function describe(engine) {
+  if (engine === null) {
+    return {
+      label: "not connected",
+      tone: "bad",
+      notice: "The server does not answer. Start it with `mlxd serve`; this page connects again by itself.",
+    };
+  }
+  const { state } = engine;
+  if (state === "ready") return { label: "ready", tone: "good" };
+  if (state === "draining") return { label: "shutting down", tone: "wait" };
+  if (state === "failed") {
+    return { label: "cannot run", tone: "bad", notice: `The model cannot be served: ${why(engine)}` };
+  }
+  if (state === "exhausted") {
+    const notice = `The worker died again and again and is not restarted any more: ${why(engine)}`;
+    return { label: "stopped", tone: "bad", notice, act: "restart" };
+  }
+  if (STARTING.includes(state) && !hasDied(engine)) return { label: loading(engine), tone: "wait" };
+  return { label: "restarting", tone: "wait" };
+}
+
+function hasDied(engine) {
+  return Boolean(engine.last_exit) || engine.restarts > 0;
+}
+
+function loading(engine) {
+  const { done, total } = engine.progress ?? {};
+  return total > 0 ? `loading ${Math.floor((100 * done) / total)} %` : "loading";
+}
+
+function why(engine) {
+  return engine.failure?.message ?? engine.last_exit?.reason ?? "see `mlxd serve`'s log.";
+}
+
+/** The served model's id. */
+export function modelId(engine) {
+  const { model } = engine ?? {};
+  return typeof model === "string" ? model : (model?.id ?? "");
+}
