@@ -51,20 +51,14 @@ def engine_state(running: Running) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
-def served_id(data_dir: Path) -> str | None:
-    """The id of the model that a running server serves; None when no server runs."""
+def require_not_served(data_dir: Path, folder: Path, model_id: str) -> None:
+    """Raises `Refused` when a running server serves this model folder."""
     running = find_running(data_dir)
     if running is None:
-        return None
-    model = engine_state(running).get("model")
-    return str(model.get("id", "")) if isinstance(model, dict) else str(model or "")
-
-
-def require_not_served(data_dir: Path, folder: Path, model_id: str) -> None:
-    """Raises `Refused` when a running server serves this model."""
-    served = served_id(data_dir)
-    if served is not None and served in (model_id, str(folder)):
+        return
+    model = engine_state(running).get("model") or {}
+    if Path(str(model.get("path", ""))) == folder:
         raise refuse(
             ErrorCode.FORBIDDEN,
-            f"{model_id} is being served by a running server; stop it first (Ctrl-C there)",
+            f"{model_id} is being served at {running.url} (pid {running.pid}); stop that server first",
         )

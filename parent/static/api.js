@@ -84,7 +84,9 @@ async function faultOf(response) {
 /** Call `onState` with each snapshot of `/engine`, and with null while the server cannot be reached. */
 export function watchWorker(onState) {
   const events = new EventSource("/admin/events");
-  events.addEventListener("snapshot", (event) => onState(JSON.parse(event.data)));
+  for (const kind of ["snapshot", "state"]) {
+    events.addEventListener(kind, (event) => onState(JSON.parse(event.data)));
+  }
   // The browser connects again by itself while the stream is merely cut, but gives up on a refusal.
   events.addEventListener("error", () => {
     onState(null);

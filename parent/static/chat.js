@@ -44,7 +44,9 @@ function toEnd() {
 
 function requestOf(messages) {
   const system = chat.system.trim() ? [{ role: "system", content: chat.system.trim() }] : [];
-  const history = messages.filter((message) => message.role === "user" || message.text);
+  // A question that got no answer stays on the page, but templates want turns that alternate.
+  const unanswered = (next) => next?.role === "assistant" && !next.text;
+  const history = messages.filter(({ role, text }, at) => (role === "user" ? !unanswered(messages[at + 1]) : text));
   const request = {
     model: modelId(engine),
     messages: [...system, ...history.map(({ role, text }) => ({ role, content: text }))],
@@ -70,8 +72,6 @@ async function reply() {
   const request = requestOf(chat.messages);
   const message = { role: "assistant", text: "", reasoning: "" };
   chat.messages.push(message);
-  redraw();
-  $("messages").lastChild.remove();
   const view = messageView(message);
   view.root.classList.add("running");
   $("messages").append(view.root);

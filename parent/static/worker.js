@@ -12,8 +12,8 @@ export function describe(engine) {
     };
   }
   const { state } = engine;
+  if (engine.closing || state === "draining") return { label: "shutting down", tone: "wait" };
   if (state === "ready") return { label: "ready", tone: "good" };
-  if (state === "draining") return { label: "shutting down", tone: "wait" };
   if (state === "failed") {
     return { label: "cannot run", tone: "bad", notice: `The model cannot be served: ${why(engine)}` };
   }
@@ -35,7 +35,7 @@ function loading(engine) {
 }
 
 function why(engine) {
-  return engine.failure?.message ?? engine.last_exit?.reason ?? "see `mlxd serve`'s log.";
+  return engine.reason ?? engine.last_exit?.reason ?? "see `mlxd serve`'s log.";
 }
 
 /** The served model's id. */
