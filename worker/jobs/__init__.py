@@ -1,0 +1,24 @@
+"""Jobs of a job worker: the table of kinds, and `run`."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from shared.control import LaunchJob
+from shared.jobs import ImportGguf, JobDone, JobEvent, JobSpec, JobStarted, NoopJob
+from worker.jobs.context import JobContext
+
+KINDS: Mapping[type[JobSpec], str] = {
+    NoopJob: "worker.jobs.noop",
+    ImportGguf: "worker.jobs.import_gguf",
+}
+"""Spec to the module whose `run(spec, ctx)` does it; imported when asked for, so that each pays for itself."""
+
+
+def run(launch: LaunchJob, emit: Callable[[JobEvent], None], should_stop: Callable[[], bool]) -> JobDone:
+    """Run the job of the launch record. Raises `Refused` with what went wrong, or when stopped."""
+    ctx = JobContext(emit, should_stop, Path(launch.output) if launch.output else None)
+    module = importlib.import_module(KINDS[type(launch.spec)])
+    emit(JobStarted())
+    done: JobDone = module.run(launch.spec, ctx)
+    return done
