@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from typing import cast
 
 import msgspec
 
@@ -15,7 +16,7 @@ _decode = msgspec.json.Decoder(control.FromWorker).decode
 
 
 class Channel(asyncio.Protocol):
-    """Open with `open_channel`. `on_message` gets each message; `closed` is set at end of file."""
+    """`await open(end)` before use. `on_message` gets each message; `closed` is set at end of file."""
 
     def __init__(self, on_message: Callable[[control.FromWorker], None]) -> None:
         self.closed = asyncio.Event()
@@ -23,9 +24,12 @@ class Channel(asyncio.Protocol):
         self._lines = ndjson.Lines()
         self._transport: asyncio.WriteTransport | None = None
 
+    async def open(self, end: socket.socket) -> None:
+        """Take over the parent's end of the socket pair. The first message may arrive before this returns."""
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=end)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's are no subclass
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -55,10 +59,3 @@ class Channel(asyncio.Protocol):
         """End of file for the worker, which then leaves."""
         if self._transport is not None:
             self._transport.close()
-
-
-async def open_channel(end: socket.socket, on_message: Callable[[control.FromWorker], None]) -> Channel:
-    """Take over the parent's end of the socket pair."""
-    loop = asyncio.get_running_loop()
-    _, channel = await loop.create_unix_connection(lambda: Channel(on_message), sock=end)
-    return channel

@@ -7,19 +7,16 @@ is refused at once after a death. stdout and stderr of a worker end in a bounded
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-SUN_PATH = 104  # bytes of a socket path on macOS, its final NUL included; Linux has 108
 RING_LINES = 200
 TAIL_LINES = 12
 
@@ -37,16 +34,6 @@ def worker_environment(extra: dict[str, str]) -> dict[str, str]:
         before = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = f"{root}{os.pathsep}{before}" if before else str(root)
     return {**environment, **extra}
-
-
-def make_runtime_dir(data_dir: Path) -> Path:
-    """A private folder for sockets, below `data_dir` where a socket's path fits, else in the temporary one."""
-    wanted = data_dir / "run"
-    if len(os.fsencode(wanted.absolute() / "w-99999.sock")) >= SUN_PATH:
-        return Path(tempfile.mkdtemp(prefix="mlxd-", dir="/tmp"))
-    shutil.rmtree(wanted, ignore_errors=True)  # sockets of a dead parent; the instance lock is ours
-    wanted.mkdir(mode=0o700, parents=True)
-    return wanted
 
 
 def bind_socket(path: Path) -> socket.socket:

@@ -140,11 +140,12 @@ class Lifecycle:
             self.permanent = None
             self.restarts.reset()
         elif event is Event.EXIT:
-            if self.state is not State.STOPPING or self.failed:
-                self.restarts.died(now)
+            if self.state is State.STOPPING and not self.failed:
+                return  # it left because it was told to
+            self.restarts.died(now)
             if signal.exit_code in PERMANENT_EXITS and not self.restarting and self.permanent is None:
                 code, says = PERMANENT_EXITS[signal.exit_code]
-                self.permanent = self.failure or signal.failure or Failure(code, f"the worker left: {says}")
+                self.permanent = self.failure or Failure(code, f"the worker left: {says}")
         if signal.failure is not None and self.failure is None:
             self.failure = signal.failure
         if signal.failure is not None and signal.failure.is_permanent and not self.restarting:

@@ -6,18 +6,19 @@ calls `want`, `unwant`, `restart` and `stop`, and is told of every change throug
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from parent.workers import launcher
-from parent.workers.channel import Channel, open_channel
+from parent.workers.channel import Channel
 from parent.workers.client import WorkerClient
 from parent.workers.states import Effect, Event, IllegalTransition, Lifecycle, Limits, Signal, State
 from parent.workers.watchdog import Verdict, Watchdog
@@ -77,8 +78,10 @@ class Supervisor:
         self._process: launcher.Process | None = None
         self._channel: Channel | None = None
         self._watchdog: Watchdog | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._context = contextvars.Context()  # what a request starts here must not log under its id
         self._changed = asyncio.Event()
 
     # ------------------------------------------------------------ what others ask
@@ -108,6 +111,11 @@ class Supervisor:
         self.stop()
         if self._process is not None:
             self._process.signal(signal.SIGKILL)
+
+    def wake(self) -> None:
+        """Everyone in `changed` looks again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def changed(self) -> None:
         """Returns at the next change of state."""
@@ -181,16 +189,17 @@ class Supervisor:
             model=self.launch.model_id,
             state=self.state.value,
             was=before.value,
-            event=happened.event.value,
+            on=happened.event.value,
             epoch=self.life.epoch,
             pid=self.pid,
             reason=happened.failure.message if happened.failure else "",
         )
         if self.state is State.READY:
             self._watchdog = Watchdog(self._heartbeat_s, self._hung_s, time.monotonic())
-            self._task(self._watch(self.life.epoch, self._watchdog))
-        self._changed.set()
-        self._changed = asyncio.Event()
+            self._watching = self._task(self._watch(self.life.epoch, self._watchdog))
+        elif before is State.READY and self._watching is not None:
+            self._watching.cancel()
+        self.wake()
         self._on_change()
 
     def _arm(self, now: float) -> None:
@@ -199,7 +208,9 @@ class Supervisor:
             self._timer = None
         if self.life.deadline_at is not None:
             delay = max(0.0, self.life.deadline_at - now)
-            self._timer = asyncio.get_running_loop().call_later(delay, self._deadline, self.life.deadline_at)
+            self._timer = asyncio.get_running_loop().call_later(
+                delay, self._deadline, self.life.deadline_at, context=self._context
+            )
 
     def _deadline(self, due_at: float) -> None:
         late_s = time.monotonic() - due_at
@@ -227,7 +238,7 @@ class Supervisor:
             return
         match message:
             case control.Hello():
-                self._post(Signal(Event.HELLO, _wire_mismatch(message)))
+                self._post(Signal(Event.HELLO, wire_mismatch(message)))
             case control.Progress():
                 self.progress = message
                 self._post(Signal(Event.PROGRESS))
@@ -252,8 +263,6 @@ class Supervisor:
     async def _watch(self, epoch: int, watchdog: Watchdog) -> None:
         while self.life.epoch == epoch and self.state is State.READY:
             await asyncio.sleep(watchdog.interval_s)
-            if self.life.epoch != epoch or self.state is not State.READY:
-                return
             now = time.monotonic()
             verdict = watchdog.check(now)
             if verdict is not self.verdict:
@@ -287,10 +296,11 @@ class Supervisor:
         if self._channel is not None:
             self._channel.send(message)
 
-    def _task(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(work, context=self._context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _run(self, epoch: int) -> None:
         """One process from spawn to exit."""
@@ -318,11 +328,12 @@ class Supervisor:
             if listener is not None:
                 listener.close()
         self.pid, self.socket_path = self._process.pid, str(path)
-        self._channel = await open_channel(ours, lambda message: self._message(epoch, message))
+        self._channel = channel = Channel(lambda message: self._message(epoch, message))
+        await channel.open(ours)
         if self.state is not State.SPAWNING:  # stopped while it was being spawned
-            self._channel.send(control.Shutdown())
+            channel.send(control.Shutdown())
         self._on_change()
-        code = await self._ended(self._process, self._channel)
+        code = await self._ended(self._process, channel)
         said = f"the worker {launcher.describe_exit(code)}"
         self._post(Signal(Event.EXIT, Failure(ErrorCode.ENGINE_UNAVAILABLE, said), code))
 
@@ -370,7 +381,7 @@ class Supervisor:
         self._post(Signal(Event.MEASURED))
 
 
-def _wire_mismatch(hello: control.Hello) -> Failure | None:
+def wire_mismatch(hello: control.Hello) -> Failure | None:
     if hello.wire == WIRE:
         return None
     return Failure(

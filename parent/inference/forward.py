@@ -1,0 +1,129 @@
+"""One request, top to bottom: acquire a worker, stream its events, survive the loss of that worker once.
+
+`events` is all that a route sees: batches of events of one unbroken answer, however many workers gave it. What
+has been handed out always matches the ids that are kept, so a request can go on exactly where it was.
+"""
+
+import logging
+import time
+from collections.abc import AsyncGenerator
+
+import msgspec
+
+from parent.inference.quarantine import Quarantine, request_hash
+from parent.inference.states import Event, State, advance
+from parent.library.catalog import ModelEntry
+from parent.pool.pool import Pool
+from parent.workers.client import WorkerLost
+from shared import logs, wire
+from shared.errors import ErrorCode, Refused, refuse
+
+log = logging.getLogger(__name__)
+
+
+class Forwarder:
+    """What every request needs: the pool and the quarantine."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.quarantine = Quarantine()
+
+    async def events(
+        self, model: ModelEntry, request: wire.GenerateRequest
+    ) -> AsyncGenerator[list[wire.Event], None]:
+        """The answer's events in batches, never an empty one; the last event is `Finish`.
+
+        Raises `Refused` where there is no answer, or no more of it. Close the generator to cancel.
+        """
+        key = request_hash(request)
+        held_s = self.quarantine.held_s(key, time.monotonic())
+        if held_s:
+            raise refuse(
+                ErrorCode.QUARANTINED,
+                "this very request was in flight at two worker deaths; it is refused for another "
+                f"{held_s:.0f} s, or until it is changed",
+            )
+        state = advance(State.RECEIVED, Event.ACCEPT)
+        kept = Kept()
+        losses = 0
+        while True:
+            lease = await self.pool.acquire(model, requeued=losses > 0)
+            state = advance(state, Event.GRANT)
+            try:
+                asked = msgspec.structs.replace(request, resume=kept.ids) if kept.ids else request
+                async with await lease.client.generate(asked) as stream:
+                    async for arrived in stream:
+                        batch = kept.take(arrived)
+                        if not batch:
+                            continue
+                        last = batch[-1]
+                        if isinstance(last, wire.Failed):
+                            if len(batch) > 1:
+                                yield batch[:-1]
+                            raise Refused(last.failure)
+                        if state is State.GRANTED and kept.ids:
+                            state = advance(state, Event.CONTENT)
+                        if isinstance(last, wire.Finish):
+                            self.quarantine.survived(key)
+                        yield batch
+                return
+            except WorkerLost as lost:
+                losses += 1
+                self.quarantine.death(key, time.monotonic())
+                state = advance(state, Event.LOST, first_loss=losses == 1)
+                logs.event(
+                    log,
+                    "request.lost_worker",
+                    level=logging.WARNING,
+                    losses=losses,
+                    tokens=len(kept.ids),
+                    next=state.value,
+                    reason=str(lost),
+                )
+                if state is State.FAILED:
+                    raise refuse(
+                        ErrorCode.ENGINE_UNAVAILABLE,
+                        "the worker died twice under this request; it is not tried again",
+                        retry_after_s=None,
+                    ) from lost
+                kept.begin_again()
+            finally:
+                lease.release()
+
+
+class Kept:
+    """The ids of what has been handed out, and the rule that both always match.
+
+    A content event without ids belongs with the next one that has some, or with the end: it waits here.
+    """
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self._waiting: list[wire.Event] = []
+        self._again = False
+
+    def begin_again(self) -> None:
+        """Another worker takes over: what waited comes again from it, and it starts with `Started` again."""
+        self._waiting = []
+        self._again = True
+
+    def take(self, arrived: list[wire.Event]) -> list[wire.Event]:
+        """What may leave now."""
+        if self._again:
+            arrived = [event for event in arrived if not isinstance(event, wire.Started | wire.Prefill)]
+        sure = 0
+        for number, event in enumerate(arrived, 1):
+            if isinstance(event, wire.Text | wire.Reasoning):
+                if event.ids:
+                    self.ids += event.ids
+                    sure = number
+            elif isinstance(event, wire.Finish | wire.Failed) or sure == number - 1:
+                sure = number
+        if sure == len(arrived) and not self._waiting:
+            return arrived
+        if sure == 0:
+            self._waiting += arrived
+            return []
+        batch = self._waiting + arrived[:sure]
+        self._waiting = arrived[sure:]
+        return batch

@@ -1,0 +1,1 @@
+"""Jobs: long work in a worker process of its own."""

@@ -1,0 +1,90 @@
+"""What stands in front of every route: request id, access policy, and JSON for whatever goes wrong behind it."""
+
+import logging
+import re
+import secrets
+
+import msgspec
+from starlette.exceptions import HTTPException
+
+from parent.access import Policy
+from parent.protocols import openai_fields
+from parent.protocols.base import retry_headers
+from shared import asgi, logs
+from shared.errors import ErrorCode, Failure, Refused
+
+log = logging.getLogger(__name__)
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_SAFE = (b"x-content-type-options", b"nosniff")
+
+
+class Front:
+    """An ASGI app around the router. `scope["request_id"]` is set for what is behind it."""
+
+    def __init__(self, app: asgi.App, policy: Policy) -> None:
+        self.app = app
+        self.policy = policy
+
+    async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        if scope["type"] != "http":
+            return
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12).encode()
+        scope["request_id"] = request_id.decode()
+        scope["app"] = self  # so that the router raises its 405 instead of writing plain text
+        started = False
+
+        async def tell(message: asgi.Message) -> None:
+            nonlocal started
+            if not started and message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id), _SAFE]
+            await send(message)
+
+        with logs.bind(request=scope["request_id"]):
+            try:
+                refused = self.policy.refusal(scope["method"], scope["headers"])
+                if refused is not None:
+                    await _forbid(tell, *refused)
+                else:
+                    await self.app(scope, receive, tell)
+            except asgi.ClientGone:
+                return
+            except Refused as error:
+                await _answer(tell, error.failure)
+            except HTTPException as error:  # the router's 405
+                await _answer(tell, _not_allowed(scope, error), error.status_code)
+            except Exception as error:
+                log.exception("request.bug")
+                if started:
+                    raise
+                await _answer(
+                    tell, Failure(ErrorCode.INTERNAL, f"a bug in the server: {type(error).__name__}")
+                )
+
+
+async def not_found(scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+    """The router's default."""
+    path = scope["path"]
+    message = f"there is no {path} here"
+    if "/v1/v1" in path:
+        right = path.replace("/v1/v1", "/v1")
+        message = f"there is no {path} here: the base URL already ends in /v1, so ask for {right}"
+    raise Refused(Failure(ErrorCode.NOT_FOUND, message))
+
+
+def _not_allowed(scope: asgi.Scope, error: HTTPException) -> Failure:
+    allowed = (error.headers or {}).get("Allow", "another method")
+    return Failure(
+        ErrorCode.NOT_FOUND, f"{scope['path']} does not take {scope['method']}; it takes {allowed}"
+    )
+
+
+async def _answer(send: asgi.Send, failure: Failure, status: int | None = None) -> None:
+    code, body = openai_fields.error(failure)
+    await asgi.respond(send, status or code, body, retry_headers(failure))
+
+
+async def _forbid(send: asgi.Send, code: str, message: str) -> None:
+    frame = openai_fields.ErrorFrame(openai_fields.ErrorBody(message, "forbidden", None, code))
+    await asgi.respond(send, 403, msgspec.json.encode(frame))
