@@ -3,7 +3,9 @@
 HTTP/1.1 over the worker's Unix socket. `POST /generate` takes a `GenerateRequest` and answers with NDJSON,
 one `Event` a line; the last line is always `Finish` or `Failed`. Every content event carries the ids of the
 tokens consumed since the event before it, so that the parent can continue a request on another worker:
-it sends the ids back as `resume`, the worker replays them silently and goes on from there.
+it sends the ids back as `resume`, the worker replays them silently and goes on from there. A content event
+without ids belongs with the next event that has some (or with the end): whoever forwards it waits for that one,
+so that what has left always matches a number of ids.
 """
 
 from typing import Any, Literal

@@ -1,0 +1,95 @@
+"""`python -m worker --control-fd N --data-fd M`: say hello, hear what to be, be it, leave with a telling code.
+
+The branch is imported only when it is known, so that a job that needs no mlx never loads it.
+"""
+
+import argparse
+import faulthandler
+import logging
+import os
+import signal
+import threading
+
+from shared.control import (
+    Cancel,
+    Drain,
+    ExitCode,
+    Fatal,
+    JobUpdate,
+    LaunchJob,
+    LaunchModel,
+    Shutdown,
+    ToWorker,
+)
+from shared.errors import ErrorCode, Failure, Refused
+from shared.logs import configure
+from worker.control import Control, die_with_parent
+
+
+def main() -> None:
+    """Runs until the work is done or the parent is gone."""
+    parser = argparse.ArgumentParser(prog="worker", description="A worker process of mlxd; started by it.")
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument("--data-fd", type=int, default=-1, help="a listening Unix socket; -1 for jobs")
+    args = parser.parse_args()
+    die_with_parent()
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # the parent asks for the stacks of a hung worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    configure(os.environ.get("MLXD_LOG_LEVEL", "info"), json=True)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    control = Control(args.control_fd)
+    control.hello(os.getpid())
+    while True:
+        match control.receive():
+            case None | Shutdown():
+                raise SystemExit(ExitCode.CLEAN)
+            case LaunchModel() as launch:
+                _serve(launch, control, args.data_fd)
+            case LaunchJob() as launch:
+                raise SystemExit(_work(launch, control))
+            case Drain() | Cancel():
+                continue  # nothing has begun
+
+
+def _serve(launch: LaunchModel, control: Control, data_fd: int) -> None:
+    import uvloop
+
+    from worker.serve import leave, serve
+
+    try:
+        uvloop.run(serve(launch, control, data_fd))
+    except Exception as error:
+        control.send(
+            Fatal(Failure(ErrorCode.INTERNAL, f"the worker failed: {type(error).__name__}: {error}"))
+        )
+        faulthandler.dump_traceback()
+        leave(ExitCode.BUG)
+
+
+def _work(launch: LaunchJob, control: Control) -> int:
+    """Run a job on this thread; the parent's messages come in on another."""
+    from worker import jobs
+    from worker.exit_codes import exit_code
+
+    stop = threading.Event()
+
+    def on_message(message: ToWorker) -> None:
+        if isinstance(message, Cancel | Shutdown):
+            stop.set()
+
+    control.listen(on_message, lambda: os._exit(ExitCode.CLEAN))
+    try:
+        done = jobs.run(launch, lambda event: control.send(JobUpdate(event)), stop.is_set)
+    except Refused as refused:
+        control.send(Fatal(refused.failure))
+        return exit_code(refused.failure)
+    except Exception as error:
+        control.send(Fatal(Failure(ErrorCode.INTERNAL, f"the job failed: {type(error).__name__}: {error}")))
+        raise
+    control.send(JobUpdate(done))
+    return ExitCode.CLEAN
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The routes of a model worker, on its Unix socket only: decode, call the pipeline, encode. No policy.
+
+`POST /generate` answers 200 only when the request is certain to run; before that a non-200 carries a `Failure`.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+
+import msgspec
+
+from shared import ndjson
+from shared.asgi import (
+    ClientGone,
+    Receive,
+    Scope,
+    Send,
+    read_body,
+    respond,
+    run_until_gone,
+    send_chunk,
+    start,
+)
+from shared.errors import ErrorCode, Failure, Refused
+from shared.wire import Failed, GenerateRequest, RenderRequest, RenderResult, WorkerStats
+from worker.pipeline import Pipeline
+
+log = logging.getLogger("worker")
+
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_generate = msgspec.json.Decoder(GenerateRequest)
+_render = msgspec.json.Decoder(RenderRequest)
+_json = msgspec.json.Encoder()
+
+_NDJSON = [(b"content-type", b"application/x-ndjson")]
+_STATUS = {ErrorCode.SHUTTING_DOWN: 503, ErrorCode.INTERNAL: 500, ErrorCode.ENGINE_FAULT: 500}
+
+
+def build_app(pipeline: Pipeline, stats: Callable[[], WorkerStats]) -> Handler:
+    """The ASGI application of one model worker."""
+
+    async def generate(receive: Receive, send: Send) -> None:
+        request = _generate.decode(await read_body(receive, ndjson.MAX_LINE))
+        stream = await pipeline.prepare(request)
+
+        async def answer() -> None:
+            await start(send, 200, _NDJSON)
+            async with aclosing(pipeline.run(stream)) as batches:
+                async for events in batches:
+                    await send_chunk(send, b"".join(map(ndjson.encode, events)))
+            await send_chunk(send, b"", more=False)
+
+        await run_until_gone(receive, answer)
+
+    async def render(receive: Receive, send: Send) -> None:
+        request = _render.decode(await read_body(receive, ndjson.MAX_LINE))
+        text, ids = await pipeline.render(request.prompt)
+        await respond(send, 200, _json.encode(RenderResult(text, ids)))
+
+    async def give_stats(receive: Receive, send: Send) -> None:
+        await respond(send, 200, _json.encode(stats()))
+
+    routes = {
+        ("POST", "/generate"): generate,
+        ("POST", "/render"): render,
+        ("GET", "/stats"): give_stats,
+    }
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        handler = routes.get((scope["method"], scope["path"]))
+        has_begun = False
+
+        async def watched(message: dict[str, object]) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            if handler is None:
+                raise Refused(
+                    Failure(ErrorCode.NOT_FOUND, f"no route {scope['method']} {scope['path']} here")
+                )
+            await handler(receive, watched)  # type: ignore[arg-type]
+            return
+        except ClientGone:
+            return
+        except Refused as refused:
+            failure = refused.failure
+        except msgspec.ValidationError as error:
+            failure = Failure(ErrorCode.INVALID_REQUEST, f"the request does not fit the wire: {error}")
+        except msgspec.DecodeError as error:
+            failure = Failure(ErrorCode.INVALID_REQUEST, f"the request is not JSON: {error}")
+        except Exception as error:
+            log.exception("worker.request_failed")
+            failure = Failure(ErrorCode.INTERNAL, f"the worker failed: {type(error).__name__}: {error}")
+        if has_begun:
+            await send_chunk(send, ndjson.encode(Failed(failure)), more=False)
+        else:
+            await respond(send, _STATUS.get(failure.code, 400), _json.encode(failure))
+
+    return app

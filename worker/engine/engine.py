@@ -1,0 +1,255 @@
+"""The engine thread: take messages, schedule, run, update, emit. The rules are in `design.md`."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shared.wire import FinishReason, WorkerStats
+from worker.engine.scheduler import Scheduler
+from worker.engine.sequence import Sequence, Status
+
+if TYPE_CHECKING:
+    from worker.engine.runner import Pending
+
+log = logging.getLogger("engine")
+T = TypeVar("T")
+
+CLEAR_EVERY = 256
+"""Steps between two releases of mlx's allocator cache (mlx-lm's cadence)."""
+
+
+@dataclass(slots=True)
+class Output:
+    """What a step did to one sequence: admitted it, moved its prefill, gave a token; perhaps ended it."""
+
+    id: str
+    token: int | None = None
+    admitted: bool = False
+    reused: int = 0  # with `admitted`: prompt tokens from the prefix cache
+    prefilled: int | None = None  # prompt tokens in the KV cache now
+    finish: FinishReason | None = None
+
+
+OnOutputs = Callable[[list[Output]], None]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What the engine runs: a model (`worker.models`), its prefix cache, and the sizes of a step."""
+
+    model: Any
+    prefix: Any
+    max_rows: int
+    prefill_chunk: int
+    description: dict[str, Any] = field(default_factory=dict)  # facts for whoever asked for the load
+
+
+class Engine:
+    """Starts its thread at once; `load` runs there. `on_outputs` and `on_fault` are called on that thread."""
+
+    def __init__(self, on_outputs: OnOutputs, on_fault: Callable[[BaseException], None]) -> None:
+        self._on_outputs = on_outputs
+        self._on_fault = on_fault
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._sequences: dict[str, Sequence] = {}
+        self._loaded: Loaded | None = None
+        self._scheduler: Scheduler | None = None
+        self._steps = 0
+        self._tokens = 0
+        self._step_began: float | None = None
+        self._memory = (0, 0, 0)
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------ from any thread
+
+    def call(self, work: Callable[[], T]) -> "Future[T]":
+        """Run `work` on the engine thread between two steps."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._inbox.put(run)
+        return future
+
+    def load(self, build: Callable[[], Loaded]) -> "Future[Loaded]":
+        """Run `build` on the engine thread and serve what it gives."""
+
+        def adopt() -> Loaded:
+            loaded = build()
+            self._scheduler = Scheduler(max_rows=loaded.max_rows, prefill_chunk=loaded.prefill_chunk)
+            self._loaded = loaded
+            self._measure()
+            return loaded
+
+        return self.call(adopt)
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence; its outputs carry its id."""
+        self._inbox.put(lambda: self._add(sequence))
+
+    def cancel(self, sequence_id: str) -> None:
+        """End a sequence at the next chunk or step; unknown or ended ids are ignored."""
+        self._inbox.put(lambda: self._cancel(sequence_id))
+
+    def stats(self) -> WorkerStats:
+        """Counters as of the last step; never waits for the engine."""
+        scheduler = self._scheduler
+        active, peak, cache = self._memory
+        return WorkerStats(
+            steps=self._steps,
+            active=len(scheduler.active) if scheduler else 0,
+            waiting=len(scheduler.waiting) if scheduler else 0,
+            active_bytes=active,
+            peak_bytes=peak,
+            cache_bytes=cache,
+            prefix_bytes=self._loaded.prefix.nbytes if self._loaded else 0,
+            tokens=self._tokens,
+        )
+
+    def busy_s(self) -> float:
+        """Seconds that the present step has taken so far; 0 when idle."""
+        began = self._step_began
+        return 0.0 if began is None else time.monotonic() - began
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Stop the thread; a step that is running is waited for, up to `timeout_s`."""
+        self._inbox.put(None)
+        self._thread.join(timeout_s)
+
+    # ------------------------------------------------------------ on the engine thread
+
+    def _main(self) -> None:
+        try:
+            while self._take():
+                if self._scheduler is not None and self._scheduler.has_work:
+                    self._run_until_idle()
+        except BaseException as error:
+            log.exception("engine.fault")
+            self._on_fault(error)
+        finally:
+            self._loaded = None  # arrays are freed on the thread that made them
+
+    def _take(self, *, wait: bool = True) -> bool:
+        """Handle waiting messages, at least one if `wait`; False = close."""
+        while True:
+            try:
+                message = self._inbox.get(block=wait)
+            except queue.Empty:
+                return True
+            if message is None:
+                self._inbox.put(None)  # whoever looks next sees it too
+                return False
+            message()
+            wait = False
+
+    def _run_until_idle(self) -> None:
+        from worker.engine import runner  # mlx is first imported here, on the thread that owns it
+
+        assert self._loaded is not None
+        assert self._scheduler is not None
+        model, scheduler = self._loaded.model, self._scheduler
+        pending: runner.Pending | None = None
+        while True:
+            if not self._take(wait=False):
+                return
+            outputs = [self._admit(sequence) for sequence in scheduler.admit()]
+            step = scheduler.schedule()
+            if not step and pending is None:
+                self._emit(outputs)
+                if not scheduler.has_work:
+                    self._step_began = None
+                    return
+                continue
+            self._step_began = time.monotonic()
+            self._emit(outputs)
+            begun = runner.run(model, step) if step else None
+            if pending is not None:
+                self._emit(self._update(pending))
+            if begun is not None and begun.chunk:  # its rows' tokens come first, then the chunk is awaited
+                self._emit(self._update(begun))
+                runner.wait(begun)
+                begun = None
+            if step.prefill is not None:
+                self._emit([Output(step.prefill.id, prefilled=step.prefill.num_cached)])
+            pending = begun
+            self._count()
+
+    def _admit(self, sequence: Sequence) -> Output:
+        """Give a new row its caches, from the prefix cache as far as that goes; one token is left to run."""
+        assert self._loaded is not None
+        caches, reused = self._loaded.prefix.take(sequence.prompt)
+        if caches is None:
+            caches = self._loaded.model.make_caches(len(sequence.prompt))
+        sequence.caches = caches
+        sequence.num_cached = sequence.num_reused = reused
+        return Output(sequence.id, admitted=True, reused=reused)
+
+    def _update(self, pending: "Pending") -> list[Output]:
+        """Read the tokens of a step and book them; rows that ended meanwhile are passed over."""
+        outputs: list[Output] = []
+        for row, token in zip(pending.rows, pending.read(), strict=True):
+            if row.status is Status.FINISHED:
+                continue
+            row.generated.append(token)
+            self._tokens += 1
+            output = Output(row.id, token=token)
+            if token in row.eos:
+                output.finish = "stop"
+            elif row.num_generated >= row.max_tokens:
+                output.finish = "length"
+            if output.finish:
+                self._end(row)
+            outputs.append(output)
+        return outputs
+
+    def _add(self, sequence: Sequence) -> None:
+        assert self._scheduler is not None
+        self._sequences[sequence.id] = sequence
+        self._scheduler.add(sequence)
+
+    def _cancel(self, sequence_id: str) -> None:
+        sequence = self._sequences.get(sequence_id)
+        if sequence is not None:
+            self._end(sequence)
+            self._emit([Output(sequence_id, finish="cancelled")])
+
+    def _end(self, sequence: Sequence) -> None:
+        """Take a sequence out and keep its KV for the next request that begins alike."""
+        assert self._scheduler is not None
+        assert self._loaded is not None
+        self._scheduler.remove(sequence)
+        self._sequences.pop(sequence.id, None)
+        if sequence.caches is not None:
+            self._loaded.prefix.put(sequence.cached_ids, sequence.caches)
+        sequence.caches = sequence.token = None
+
+    def _emit(self, outputs: list[Output]) -> None:
+        if outputs:
+            self._on_outputs(outputs)
+
+    def _count(self) -> None:
+        """Per step: counters for the heartbeat, and now and then mlx's allocator cache is given back."""
+        import mlx.core as mx
+
+        self._steps += 1
+        if self._steps % CLEAR_EVERY == 0:
+            mx.clear_cache()
+        if self._steps % 16 == 1:
+            self._measure()
+
+    def _measure(self) -> None:
+        import mlx.core as mx
+
+        self._memory = (mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory())

@@ -1,0 +1,163 @@
+"""The life of a model worker: load, serve the inherited socket, heartbeat, drain, leave."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from shared.control import (
+    Drain,
+    Drained,
+    ExitCode,
+    Fatal,
+    Heartbeat,
+    LaunchModel,
+    Progress,
+    Ready,
+    Shutdown,
+    ToWorker,
+)
+from shared.errors import ErrorCode, Failure, Refused
+from worker.app import build_app
+from worker.control import Control
+from worker.engine.engine import Engine, Output
+from worker.exit_codes import exit_code
+from worker.load import Tell, load_context
+from worker.pipeline import Pipeline
+
+log = logging.getLogger("worker")
+
+HEARTBEAT_S = 1.0
+PROGRESS_S = 0.1
+BACKLOG = 1024
+
+
+class SocketServer(uvicorn.Server):
+    """uvicorn on one given socket, without its signal handlers: the control channel says when to leave."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_up = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_up.set()
+
+
+def leave(code: int) -> None:
+    """End the process now. Native threads may be running: the interpreter's own way out would wait for them."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+async def serve(launch: LaunchModel, control: Control, data_fd: int) -> None:
+    """Load the model, answer until told to leave. Never returns normally: ends the process."""
+    loop = asyncio.get_running_loop()
+    messages: asyncio.Queue[ToWorker] = asyncio.Queue()
+    pipeline: Pipeline | None = None
+
+    def on_outputs(outputs: list[Output]) -> None:
+        if pipeline is not None:
+            loop.call_soon_threadsafe(pipeline.dispatch, outputs)
+
+    def on_fault(error: BaseException) -> None:
+        text = f"the engine failed: {type(error).__name__}: {error}"
+        control.send(Fatal(Failure(ErrorCode.ENGINE_FAULT, text)))
+        leave(ExitCode.ENGINE)
+
+    def on_message(message: ToWorker) -> None:
+        loop.call_soon_threadsafe(messages.put_nowait, message)
+
+    engine = Engine(on_outputs, on_fault)
+    control.listen(
+        on_message,
+        lambda: leave(ExitCode.CLEAN),
+    )
+    loading = asyncio.create_task(load_context(launch, engine, _progress(control)))
+    hearing = asyncio.create_task(_until_shutdown(messages, control, lambda: pipeline))
+    await asyncio.wait({loading, hearing}, return_when=asyncio.FIRST_COMPLETED)
+    if hearing.done():
+        leave(ExitCode.CLEAN)
+    try:
+        context = loading.result()
+    except Refused as refused:
+        control.send(Fatal(refused.failure))
+        leave(exit_code(refused.failure))
+        return
+    pipeline = Pipeline(context, engine)
+    gc.collect()
+    gc.freeze()  # what is loaded stays; later collections need not look at it
+
+    server = SocketServer(
+        uvicorn.Config(
+            build_app(pipeline, engine.stats),
+            http="httptools",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=3600,
+            ws="none",
+        )
+    )
+    serving = asyncio.create_task(server.serve(sockets=[socket.socket(fileno=data_fd)]))
+    up = asyncio.create_task(server.is_up.wait())
+    await asyncio.wait({serving, up}, return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        serving.result()
+    control.send(Ready(context.facts, engine.stats().active_bytes))
+    beat = asyncio.create_task(_heartbeats(control, engine))
+    await asyncio.wait({serving, hearing, beat}, return_when=asyncio.FIRST_COMPLETED)
+    engine.close(timeout_s=1.0)
+    leave(ExitCode.CLEAN if hearing.done() else ExitCode.BUG)
+
+
+async def _until_shutdown(
+    messages: "asyncio.Queue[ToWorker]", control: Control, pipeline: Callable[[], Pipeline | None]
+) -> None:
+    """Handle what the parent says until it says `Shutdown`."""
+    draining: asyncio.Task[None] | None = None
+    while not isinstance(message := await messages.get(), Shutdown):
+        if isinstance(message, Drain) and draining is None:
+            draining = asyncio.create_task(_drain(control, pipeline()))
+    if draining is not None:
+        draining.cancel()
+
+
+async def _drain(control: Control, pipeline: Pipeline | None) -> None:
+    if pipeline is not None:
+        await pipeline.drained()
+    control.send(Drained())
+
+
+async def _heartbeats(control: Control, engine: Engine) -> None:
+    while True:
+        control.send(Heartbeat(engine.stats(), round(engine.busy_s(), 3)))
+        await asyncio.sleep(HEARTBEAT_S)
+
+
+def _progress(control: Control) -> Tell:
+    """A callback that tells the parent about loading, a few times a second at most."""
+    last = 0.0
+
+    def tell(stage: str, done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= PROGRESS_S or done >= total:
+            last = now
+            control.send(Progress(stage, done, total))
+
+    return tell
