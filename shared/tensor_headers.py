@@ -108,7 +108,8 @@ def _check(path: Path, header: dict[str, Any], *, data_start: int, size: int) ->
 
 
 def _bad(path: Path, fault: str) -> Refused:
-    return refuse(ErrorCode.BAD_CHECKPOINT, f"{path}: the file {fault}")
+    line = f"{path}: the file {fault}".replace("\n", " ")  # names of tensors come from the file
+    return refuse(ErrorCode.BAD_CHECKPOINT, line)
 
 
 def _truncated(path: Path, expected: int, found: int) -> Refused:

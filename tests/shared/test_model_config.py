@@ -1,0 +1,115 @@
+"""Both spellings of config.json become one."""
+
+from typing import Any
+
+import pytest
+
+from shared.model_config import kv_layers, normalise
+
+BASE = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"rope_type": "default"}),
+        ({"rope_theta": 5e5}, {"rope_type": "default", "rope_theta": 5e5}),
+        ({"rope_theta": 5e5, "rope_scaling": None}, {"rope_type": "default", "rope_theta": 5e5}),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            {**LINEAR, "rope_theta": 5e5},
+        ),
+        ({"rope_parameters": {**LINEAR, "rope_theta": 7.0}}, {**LINEAR, "rope_theta": 7.0}),
+        ({"rope_parameters": dict(LINEAR), "rope_theta": 7.0}, {**LINEAR, "rope_theta": 7.0}),
+        # rope_scaling wins over rope_parameters, as in transformers
+        (
+            {"rope_scaling": dict(LINEAR), "rope_parameters": {"rope_type": "default", "rope_theta": 3.0}},
+            LINEAR,
+        ),
+        (
+            {"rope_theta": 7.0, "partial_rotary_factor": 0.5},
+            {"rope_type": "default", "rope_theta": 7.0, "partial_rotary_factor": 0.5},
+        ),
+        (
+            {"max_position_embeddings": 99, "rope_scaling": {"type": "yarn", "factor": 2.0}},
+            {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 99},
+        ),
+        (
+            {
+                "max_position_embeddings": 99,
+                "original_max_position_embeddings": 40,
+                "rope_scaling": {"type": "longrope", "original_max_position_embeddings": 50},
+            },
+            {"rope_type": "longrope", "original_max_position_embeddings": 40},
+        ),
+        (
+            {
+                "rope_theta": 1e4,
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+                    "sliding_attention": {"rope_type": "default"},
+                    "factor": 8,
+                },
+            },
+            {
+                "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        ),
+    ],
+)
+def test_rope_of_either_dialect(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    config = normalise({**BASE, **given})
+    assert config["rope_parameters"] == expected
+    assert not {"rope_scaling", "rope_theta", "partial_rotary_factor"} & config.keys()
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "expected"),
+    [
+        ({"torch_dtype": "bfloat16"}, "dtype", "bfloat16"),
+        ({"torch_dtype": "float32", "dtype": "bfloat16"}, "dtype", "bfloat16"),
+        ({"dtype": "torch.float16"}, "dtype", "float16"),
+        ({}, "head_dim", 16),
+        ({"head_dim": None}, "head_dim", 16),
+        ({"head_dim": 32}, "head_dim", 32),
+        ({}, "num_key_value_heads", 4),
+        ({"num_key_value_heads": 2}, "num_key_value_heads", 2),
+        ({"eos_token_id": 7}, "eos_token_id", [7]),
+        ({"eos_token_id": [7, 8]}, "eos_token_id", [7, 8]),
+        ({"eos_token_id": None}, "eos_token_id", []),
+        ({"quantization": {"bits": 4}}, "quantization", {"bits": 4}),
+        (
+            {"quantization_config": {"bits": 4, "group_size": 32}},
+            "quantization",
+            {"bits": 4, "group_size": 32},
+        ),
+        (
+            {"quantization": {"bits": 4}, "quantization_config": {"quant_method": "awq", "bits": 4}},
+            "quantization",
+            {"bits": 4},
+        ),
+    ],
+)
+def test_one_spelling(given: dict[str, Any], key: str, expected: Any) -> None:
+    assert normalise({**BASE, **given})[key] == expected
+
+
+def test_nulls_are_dropped() -> None:
+    assert None not in normalise({**BASE, "pad_token_id": None, "torch_dtype": None}).values()
+
+
+@pytest.mark.parametrize(
+    ("given", "windows"),
+    [
+        ({}, [0, 0]),
+        ({"sliding_window": 8}, [0, 0]),  # llama has no window, whatever the config says
+        ({"model_type": "mistral"}, [4096, 4096]),  # the default of transformers
+        ({"model_type": "mistral", "sliding_window": None}, [0, 0]),
+        ({"model_type": "mistral", "sliding_window": 8}, [8, 8]),
+        ({"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}, [8, 0]),
+    ],
+)
+def test_windows_by_layer(given: dict[str, Any], windows: list[int]) -> None:
+    assert [layer.window for layer in kv_layers(normalise({**BASE, **given}))] == windows
