@@ -21,6 +21,7 @@ from parent.config import Settings, fields
 from parent.library.catalog import ModelEntry, default_entry, resolve, scan
 from parent.server import serve
 from parent.workers.blas import choose, worker_env
+from shared import logs
 from shared.errors import ErrorCode, refuse
 
 
@@ -40,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     entry = choose_model(settings, yes=args.yes)
     if entry.error:
         raise refuse(ErrorCode.BAD_CHECKPOINT, f"cannot serve {entry.id}: {entry.error}")
+    as_json = {"auto": None, "plain": False, "json": True}[settings.log_format]
+    logs.configure(settings.log_level, json=as_json)
     env, _ = worker_env(settings)
     if advice := choose(settings).advice:
         print(f"mlxd: note: the worker gets a slow BLAS; {advice}", file=sys.stderr)

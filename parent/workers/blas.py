@@ -71,13 +71,16 @@ class Probe(msgspec.Struct, frozen=True):
 def worker_env(settings: Settings) -> tuple[dict[str, str], str]:
     """Variables to add to a worker's environment, and one line that describes the BLAS.
 
-    Raises `Refused` when `blas` names a file that cannot serve as one.
+    The worker cannot see what was put in front of it, so it is told (`MLXD_BLAS_NAME`) and says so in its
+    facts. Raises `Refused` when `blas` names a file that cannot serve as one.
     """
     chosen = choose(settings)
-    if not chosen.path:
-        return {}, chosen.description
-    before = os.environ.get("LD_PRELOAD", "")
-    return {"LD_PRELOAD": f"{chosen.path}:{before}".rstrip(":")}, chosen.description
+    line = f"{chosen.description}; {chosen.advice}" if chosen.advice else chosen.description
+    env = {"MLXD_BLAS_NAME": line}
+    if chosen.path:
+        before = os.environ.get("LD_PRELOAD", "")
+        env["LD_PRELOAD"] = f"{chosen.path}:{before}".rstrip(":")
+    return env, line
 
 
 def choose(settings: Settings) -> Blas:
