@@ -34,6 +34,8 @@ SPECIALS = [
 EOS_ID = 2
 VOCAB_SIZE = 272  # specials, 256 bytes, 8 merges
 
+MERGES = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("a", "n"), ("i", "n"), ("e", "r"), ("o", "u"), ("an", "d")]
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content']"
     " + '<|im_end|>\\n' }}{% endfor %}"
@@ -97,21 +99,14 @@ def legacy(config: Config) -> Config:
     return config
 
 
+def tokens() -> list[str]:
+    """The vocabulary, by id."""
+    return [*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in MERGES)]
+
+
 def write_tokenizer(folder: Path) -> None:
     """A byte-level BPE of `VOCAB_SIZE` tokens with ChatML specials, its config and its chat template."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [
-        ("t", "h"),
-        ("th", "e"),
-        ("Ġ", "the"),
-        ("a", "n"),
-        ("i", "n"),
-        ("e", "r"),
-        ("o", "u"),
-        ("an", "d"),
-    ]
-    tokens = [*SPECIALS, *alphabet, *("".join(pair) for pair in merges)]
-    tokenizer = Tokenizer(BPE({token: i for i, token in enumerate(tokens)}, merges))
+    tokenizer = Tokenizer(BPE({token: i for i, token in enumerate(tokens())}, MERGES))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
