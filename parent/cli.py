@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
 
     def error(self, message: str) -> NoReturn:
-        if choice := re.match(r"argument \S+: invalid choice: '(.*)' \(choose", message):
+        if choice := re.match(r"argument COMMAND: invalid choice: '(.*)' \(choose", message):
             message = f"there is no command {choice[1]!r}{_near(choice[1], list(VERBS))}"
         self.exit(2, f"mlxd: {message}; see `{self.prog} --help`\n")
 

@@ -181,7 +181,9 @@ def load_settings(flags: Mapping[str, str], environ: Mapping[str, str], *, home:
         if name in flags:
             given[name] = (flags[name], f"flag {known.flag}")
 
-    data_dir = Path(given["data_dir"][0]).expanduser() if "data_dir" in given else default_data_dir(home)
+    data_dir = default_data_dir(home)
+    if "data_dir" in given:
+        data_dir = _checked(fields()["data_dir"], *given["data_dir"])
     chosen = flags.get("config") or environ.get("MLXD_CONFIG")
     file = Path(chosen).expanduser() if chosen else data_dir / "mlxd.toml"
     for name, value in _read_file(file, must_exist=bool(chosen)).items():
@@ -199,13 +201,13 @@ def _read_file(file: Path, *, must_exist: bool) -> dict[str, Any]:
     """The keys of `mlxd.toml`, all of them known. A file that need not exist may be absent."""
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if must_exist:
             raise refuse(
                 ErrorCode.INVALID_REQUEST, f"there is no settings file {file}", param="config"
             ) from None
         return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, not TOML, or no path at all
         raise refuse(ErrorCode.INVALID_REQUEST, f"cannot read {file}: {error}", param="config") from None
     for key in table:
         if key not in fields():
@@ -262,7 +264,7 @@ def _whole_number(text: str) -> int:
 
 
 def _path(kind: type, value: Any) -> Any:
-    if kind is Path and isinstance(value, str) and value:
+    if kind is Path and isinstance(value, str) and value and "\0" not in value:
         return Path(value).expanduser().absolute()
     raise ValueError("expected the path of a folder")
 

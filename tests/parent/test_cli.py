@@ -1,0 +1,463 @@
+"""The command line: what each verb prints, its exit code, and the one line of every mistake."""
+
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parent.cli import VERBS, main
+from parent.commands.chat import deltas
+from parent.commands.running import find_running
+from parent.commands.serve import is_desktop
+from parent.commands.terminal import Progress, confirm
+from parent.library.catalog import ModelEntry
+from shared.errors import ErrorCode, Refused
+from shared.version import VERSION
+from tests.parent.models import write_model
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def data() -> Path:
+    """The data folder that every command of the test sees."""
+    return Path(os.environ["MLXD_DATA_DIR"])
+
+
+@pytest.fixture
+def tiny(data: Path) -> Path:
+    return write_model(data / "models" / "org" / "tiny", card={"aliases": ["t"], "origin": "a test"})
+
+
+def run(*words: str) -> int:
+    """The exit code of `mlxd WORDS`, whether it was returned or raised."""
+    try:
+        return main(list(words))
+    except SystemExit as left:
+        return int(left.code or 0)
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["srve"], 2, "there is no command 'srve'; did you mean serve?"),
+        (["serve", "--prot", "1"], 2, "unrecognized argument --prot; did you mean --port?"),
+        (["serve", "--por", "1"], 2, "unrecognized argument --por"),
+        (["serve", "--port", "x"], 2, "setting port (flag --port): 'x' is not a whole number"),
+        (["serve", "--port"], 2, "argument --port: expected one argument"),
+        (["serve", "--open", "--no-open"], 2, "not allowed with argument --open"),
+        (["serve", "a", "b"], 2, "unrecognized argument b"),
+        (["serve", "--config", "/nowhere.toml"], 2, "there is no settings file /nowhere.toml"),
+        (["serve", "./nowhere"], 1, "nowhere"),
+        (["pull"], 2, "the following arguments are required: starter"),
+        (["pull", "llama"], 2, "cannot pull 'llama'"),
+        (["import", "nowhere.gguf"], 2, "there is no file"),
+        (["import", "x.gguf", "--dtype", "int3"], 2, "invalid choice: 'int3'"),
+        (["rm", "tinny", "--yes"], 1, "did you mean org/tiny"),
+        (["rm", "t"], 2, "give --yes"),
+        (["fit", "t", "--context", "513"], 2, "was made for 512"),
+        (["fit", "t", "--context", "-1"], 2, "above 0"),
+        (["fit", "t", "--context", "many"], 2, "invalid int value"),
+        (["config", "edit"], 2, "invalid choice: 'edit'"),
+        (["ls", "--data-dir", ""], 2, "setting data_dir"),
+        (["ls", "--data-dir", "a\0b"], 2, "setting data_dir"),
+    ],
+)
+def test_a_mistake_is_one_line_on_stderr_and_the_right_exit_code(
+    tiny: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, told: str
+) -> None:
+    assert run(*words) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert told in err
+    assert err.startswith("mlxd: ")
+    assert err.count("\n") == 1
+    assert tiny.exists()
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 2
+    assert "mlxd chat" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_command_teaches_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(verb, "--help") == 0
+    out = capsys.readouterr().out
+    assert re.search(rf"^ *(MLXD_\S+ )?(echo .* \| )?mlxd {verb}", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("words", [["--version"], ["version"]])
+def test_the_version_is_printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*words) == 0
+    assert capsys.readouterr().out == f"mlxd {VERSION}\n"
+
+
+def test_a_plain_command_loads_no_server_and_no_http_client() -> None:
+    script = (
+        "import sys; from parent.cli import main; main(['ls']); print(*sorted(sys.modules), file=sys.stderr)"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    loaded = set(child.stderr.split())
+    assert "parent.commands.ls" in loaded
+    assert loaded.isdisjoint({"asyncio", "uvicorn", "starlette", "httpx2", "uvloop", "parent.commands.serve"})
+
+
+# ---------------------------------------------------------------- ls, rm, import, fit
+
+
+def test_ls_of_an_empty_library_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("ls") == 0
+    assert "mlxd pull starter" in capsys.readouterr().out
+
+
+def test_ls_shows_names_types_and_broken_models(
+    tiny: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (write_model(data / "models" / "bad") / "tokenizer.json").unlink()
+    assert run("ls") == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split() == ["MODEL", "ALIASES", "FAMILY", "SIZE", "TYPE", "CONTEXT"]
+    assert rows[0].split() == ["bad", "-", "-", "-", "broken", "-"]
+    assert rows[1].split() == ["org/tiny", "t", "llama", "12.8", "kB", "bfloat16", "512"]
+    assert any("no tokenizer.json" in row for row in rows[2:])
+    assert run("ls", "--json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [model["id"] for model in listed] == ["bad", "org/tiny"]
+    assert listed[1]["path"] == str(tiny)
+
+
+def test_rm_deletes_the_model_and_its_empty_organisation(
+    tiny: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("rm", "tiny", "--yes") == 0
+    assert "org/tiny is deleted" in capsys.readouterr().out
+    assert list((data / "models").iterdir()) == []
+
+
+def test_rm_of_a_link_leaves_what_it_points_to(tiny: Path, data: Path, tmp_path: Path) -> None:
+    elsewhere = write_model(tmp_path / "elsewhere")
+    (data / "models" / "linked").symlink_to(elsewhere)
+    assert run("rm", "linked", "--yes") == 0
+    assert elsewhere.is_dir()
+    assert not (data / "models" / "linked").exists()
+
+
+def test_rm_never_leaves_the_library(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_model(tmp_path / "mine")
+    assert run("rm", str(folder), "--yes") == 1
+    assert "is not in the library" in capsys.readouterr().err
+    assert folder.is_dir()
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b/c", ".hidden", "a b", "", "/abs", "a/.b"])
+def test_import_refuses_a_name_that_would_leave_the_library(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    file = tmp_path / "....gguf"
+    file.write_bytes(b"")
+    assert run("import", str(file), f"--name={name}") == 2
+    assert "cannot be a model's name" in capsys.readouterr().err
+
+
+def test_import_asks_before_it_replaces(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "x.gguf"
+    file.write_bytes(b"")
+    assert run("import", str(file), "--name", "org/tiny") == 2
+    assert "There is a model org/tiny already" in capsys.readouterr().err
+
+
+def test_an_import_that_fails_is_one_line_and_leaves_nothing(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "broken.gguf"
+    file.write_bytes(b"not a gguf file at all")
+    assert run("import", str(file)) == 1
+    err = capsys.readouterr().err.strip().splitlines()
+    assert err[-1].startswith("mlxd: ")
+    assert "GGUF" in err[-1]
+    assert [item for item in (data / "models").rglob("*") if item.is_file()] == []
+
+
+def test_fit_shows_the_arithmetic_and_tells_by_its_exit_code(
+    tiny: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("fit", "t", "--context", "100") == 0
+    out = capsys.readouterr().out
+    assert "org/tiny, 100 tokens of context" in out
+    assert "100 tokens x" in out
+    assert "fits, with" in out
+    write_model(data / "models" / "vast", max_position_embeddings=10**12)
+    assert run("fit", "vast") == 1
+    assert "does not fit" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- config, doctor
+
+
+def test_config_show_names_value_and_origin(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data.mkdir()
+    (data / "mlxd.toml").write_text("queue_limit = 7\n")
+    assert run("config", "show", "--port", "9") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^port +9 +flag --port$", out, re.MULTILINE)
+    assert re.search(rf"^queue_limit +7 +{re.escape(str(data / 'mlxd.toml'))}$", out, re.MULTILINE)
+    assert re.search(r"^data_dir +\S+ +MLXD_DATA_DIR$", out, re.MULTILINE)
+    assert re.search(r"^host +127.0.0.1 +default$", out, re.MULTILINE)
+    assert run("config", "show", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["queue_limit"] == {"value": 7, "origin": str(data / "mlxd.toml")}
+
+
+def test_a_misspelt_variable_is_noted_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLXD_PROT", "1")
+    assert run("ls") == 0
+    assert "MLXD_PROT is not a setting; did you mean MLXD_PORT?" in capsys.readouterr().err
+
+
+def test_doctor_finds_this_machine_healthy(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("doctor", "--json", "--port", "0") == 0
+    checks = {check["subject"]: check for check in json.loads(capsys.readouterr().out)}
+    assert checks["mlx"]["state"] == "ok"
+    assert "device" in checks["mlx"]["finding"]
+    assert checks["models"]["finding"] == "org/tiny"
+    assert checks["mlxd"]["finding"].startswith(VERSION)
+    assert checks["blas"]["state"] in ("ok", "advice")
+    assert run("doctor") == 0
+    assert re.search(r"^ok    python ", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_doctor_says_what_is_broken_and_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert run("doctor", "--json", "--data-dir", str(tmp_path / "file" / "d"), "--blas", "/no.so") == 1
+    checks = {check["subject"]: check for check in json.loads(capsys.readouterr().out)}
+    if sys.platform != "darwin":
+        assert checks["blas"]["state"] == "broken"
+    assert checks["data"]["state"] == "broken"
+    assert "MLXD_DATA_DIR" in checks["data"]["todo"]
+
+
+# ---------------------------------------------------------------- with a server
+
+
+@pytest.fixture
+def server(tiny: Path, data: Path) -> Iterator[str]:
+    """A parent with the fake worker that serves `tiny`; its address."""
+    (tiny / "fake.json").write_text(json.dumps({"tokens": 6}))
+    settings = json.dumps({"data_dir": str(data), "port": 0, "drain_s": 1.0})
+    command = [sys.executable, "-m", "tests.process.serve_fake", settings, str(tiny)]
+    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert child.stdout is not None
+    with closing(child.stdout):
+        yield child.stdout.readline().strip()
+        child.terminate()
+        child.wait(timeout=DEADLINE_S)
+
+
+def mlxd(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "parent", *words]
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, check=False
+    )
+
+
+def test_a_model_that_is_served_is_neither_deleted_nor_replaced(
+    server: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "x.gguf"
+    file.write_bytes(b"")
+    for words in (["rm", "tiny", "--yes"], ["import", str(file), "--name", "org/tiny", "--yes"]):
+        assert run(*words) == 1
+        assert f"org/tiny is being served at {server}" in capsys.readouterr().err
+    assert (tiny / "config.json").exists()
+
+
+def test_chat_answers_a_question_from_a_pipe_through_the_running_server(server: str) -> None:
+    done = mlxd("chat", stdin="hello there\n")
+    assert done.returncode == 0
+    assert len(done.stdout.split()) == 6
+    assert done.stderr == ""
+
+
+def test_chat_says_why_there_is_no_answer(server: str) -> None:
+    refused = mlxd("chat", stdin='hello fake:{"refuse":"context_exceeded"}')
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("mlxd: ")
+    cut = mlxd("chat", stdin='hello fake:{"fail_after":2}')
+    assert cut.returncode == 1
+    assert len(cut.stdout.split()) == 2
+    unknown = mlxd("chat", "nobody", stdin="hello")
+    assert unknown.returncode == 1
+    assert "there is no model 'nobody'" in unknown.stderr
+
+
+def test_doctor_and_a_second_server_name_the_one_that_runs(server: str, tiny: Path) -> None:
+    assert f"runs at {server}" in mlxd("doctor").stdout
+    second = mlxd("serve", "tiny", "--port", "0")
+    assert second.returncode == 1
+    assert server in second.stderr.splitlines()[-1]
+
+
+def test_at_a_terminal_ctrl_c_stops_the_answer_and_exit_ends_the_chat(server: str) -> None:
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "parent", "chat"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=ROOT,
+        start_new_session=True,
+        preexec_fn=_take_terminal,
+    )
+    os.close(theirs)
+    seen = ""
+
+    def until(pattern: str) -> None:
+        nonlocal seen
+        give_up_at = time.monotonic() + DEADLINE_S
+        while not re.search(pattern, seen):
+            assert time.monotonic() < give_up_at, f"waited for {pattern!r}, saw {seen!r}"
+            if select.select([ours], [], [], 1.0)[0]:
+                seen += os.read(ours, 4096).decode(errors="replace")
+        seen = re.split(pattern, seen, maxsplit=1)[-1]
+
+    try:
+        until(r"/exit ends\.[\s\S]*> ")
+        os.write(ours, b'hello fake:{"tokens":100000,"ms_per_token":20}\n')
+        until(r"\}\s+(\S+ ){3}")
+        os.write(ours, b"\x03")
+        until(r"\(stopped\)[\s\S]*> ")
+        os.write(ours, b"and now\n")
+        until(r"now\s+(\S+ ){6}[\s\S]*> ")
+        os.write(ours, b"/exit\n")
+        assert child.wait(timeout=DEADLINE_S) == 0
+    finally:
+        child.kill()
+        child.wait()
+        os.close(ours)
+
+
+def _take_terminal() -> None:
+    """In the child: the pseudo-terminal becomes its controlling one, so that ^C reaches it as a signal."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.mark.slow
+def test_chat_brings_its_own_server_and_takes_it_away_again(
+    starter_model: ModelEntry, data: Path, blas_env: dict[str, str]
+) -> None:
+    (data / "models").mkdir(parents=True)
+    (data / "models" / starter_model.id).symlink_to(starter_model.path)
+    done = mlxd("chat", "--temperature", "0", stdin="What is the capital of France?")
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+    assert find_running(data) is None
+
+
+def test_a_chat_whose_server_does_not_start_says_why(data: Path) -> None:
+    (write_model(data / "models" / "bad") / "tokenizer.json").unlink()
+    done = mlxd("chat", "bad", stdin="hello")
+    assert done.returncode == 1
+    assert "the server did not start: cannot serve bad: " in done.stderr.splitlines()[-1]
+
+
+# ---------------------------------------------------------------- parts
+
+
+def test_a_lock_file_of_a_dead_process_counts_for_nothing(data: Path) -> None:
+    data.mkdir()
+    child = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
+    lock = data / "mlxd.lock"
+    assert find_running(data) is None
+    lock.write_text(json.dumps({"pid": int(child.stdout), "url": "http://127.0.0.1:1"}))
+    assert find_running(data) is None
+    lock.write_text(json.dumps({"pid": os.getpid(), "url": "http://127.0.0.1:1"}))
+    found = find_running(data)
+    assert found is not None
+    assert found.url == "http://127.0.0.1:1"
+    lock.write_text("{cut")
+    assert find_running(data) is None
+
+
+def frame(**content: Any) -> str:
+    return f"data: {json.dumps(content)}"
+
+
+def test_the_terminal_reads_text_and_reasoning_and_stops_at_an_error() -> None:
+    lines = [
+        ": keep-alive",
+        frame(choices=[{"delta": {"role": "assistant", "content": ""}}]),
+        frame(choices=[{"delta": {"reasoning_content": "hm"}}]),
+        "",
+        frame(choices=[{"delta": {"content": "yes"}}]),
+        frame(choices=[], usage={}),
+        "data: [DONE]",
+    ]
+    assert list(deltas(iter(lines))) == [("reasoning", "hm"), ("text", "yes")]
+    with pytest.raises(Refused, match="gone wrong"):
+        list(deltas(iter([frame(error={"message": "gone wrong"})])))
+
+
+@pytest.mark.parametrize(
+    ("environ", "desktop"),
+    [
+        ({"DISPLAY": ":0"}, True),
+        ({"WAYLAND_DISPLAY": "w"}, True),
+        ({"DISPLAY": ":10", "SSH_CONNECTION": "x"}, False),
+        ({}, sys.platform == "darwin"),
+    ],
+)
+def test_a_browser_is_opened_only_where_it_would_be_seen(environ: dict[str, str], desktop: bool) -> None:
+    assert is_desktop(environ) is desktop
+
+
+def test_progress_elsewhere_than_on_a_terminal_is_a_line_at_each_tenth(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    progress = Progress()
+    for done in range(0, 101, 4):
+        progress("download", done, 100)
+    progress("convert", 0, 0)
+    progress.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == [str(tenth * 10) for tenth in range(11)] + ["0"]
+
+
+def test_nobody_there_means_no_unless_yes_was_given() -> None:
+    confirm("Sure?", yes=True)
+    with pytest.raises(Refused) as caught:
+        confirm("Sure?", yes=False)
+    assert caught.value.failure.code == ErrorCode.INVALID_REQUEST
+
+
+def test_python_dash_m_parent_is_the_same_command() -> None:
+    assert mlxd("version").stdout == f"mlxd {VERSION}\n"
+    assert shutil.which("mlxd", path=str(Path(sys.executable).parent)), "the console script is not installed"
