@@ -1,0 +1,279 @@
+"""Requests through the whole worker in one process, on a tiny real model: text, stops, seeds, resume, limits."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from shared.control import LaunchModel
+from shared.errors import ErrorCode, Refused
+from shared.wire import (
+    ChatPrompt,
+    Event,
+    Failed,
+    Finish,
+    GenerateRequest,
+    Prefill,
+    Reasoning,
+    Sampling,
+    Started,
+    Text,
+    TextPrompt,
+    TokenPrompt,
+)
+from tests.oracles.checkpoints import reference, write_case
+from worker.engine.engine import Engine
+from worker.load import load_context
+from worker.pipeline import Pipeline
+
+CASE = "llama_tied"
+GREEDY = Sampling(temperature=0)
+WARM = Sampling(temperature=1.0, top_p=0.95, top_k=50, min_p=0.01)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory) -> Path:
+    return write_case(CASE, tmp_path_factory.mktemp("pipeline") / "model")
+
+
+@asynccontextmanager
+async def served(path: Path, **launch) -> AsyncIterator[Pipeline]:
+    loop = asyncio.get_running_loop()
+    pipelines: list[Pipeline] = []
+    engine = Engine(
+        lambda outputs: loop.call_soon_threadsafe(pipelines[0].dispatch, outputs),
+        lambda error: loop.call_soon_threadsafe(pytest.fail, f"engine fault: {error}"),
+    )
+    try:
+        record = LaunchModel(model_id="m", path=str(path), **launch)
+        context = await load_context(record, engine, lambda stage, done, total: None)
+        pipelines.append(Pipeline(context, engine))
+        yield pipelines[0]
+    finally:
+        await asyncio.to_thread(engine.close)
+
+
+def request(name: str = "r", **more) -> GenerateRequest:
+    given = {"prompt": TextPrompt("the cat and the hat"), "seed": 11, "sampling": GREEDY, "max_tokens": 24, **more}
+    return GenerateRequest(request_id=name, **given)
+
+
+async def ask(pipeline: Pipeline, asked: GenerateRequest) -> list[Event]:
+    stream = await pipeline.prepare(asked)
+    async with aclosing(pipeline.run(stream)) as batches:
+        return [event async for batch in batches for event in batch]
+
+
+def text(events: list[Event], kind: type = Text) -> str:
+    return "".join(event.text for event in events if isinstance(event, kind))
+
+
+def ids(events: list[Event]) -> list[int]:
+    return [i for event in events if isinstance(event, Text | Reasoning) for i in event.ids]
+
+
+def finish(events: list[Event]) -> Finish:
+    assert isinstance(events[-1], Finish)
+    assert not any(isinstance(e, Finish | Failed) for e in events[:-1])
+    return events[-1]
+
+
+def run(body: Callable) -> None:
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def test_oracle_greedy_ids_come_out_of_the_whole_worker(model_dir):
+    async def body() -> None:
+        expected = reference(CASE)
+        async with served(model_dir) as pipeline:
+            prompt = TokenPrompt(expected["input_ids"].tolist())
+            events = await ask(pipeline, request(prompt=prompt, max_tokens=len(expected["greedy_ids"])))
+            greedy = expected["greedy_ids"].tolist()
+            if 2 in greedy:  # eos
+                greedy = greedy[: greedy.index(2)]
+            assert ids(events) == greedy
+
+    run(body)
+
+
+def test_events_come_in_order_and_the_usage_adds_up(model_dir):
+    async def body() -> None:
+        async with served(model_dir, prefill_chunk=4) as pipeline:
+            events = await ask(pipeline, request())
+            assert isinstance(events[0], Started)
+            prefills = [e for e in events if isinstance(e, Prefill)]
+            assert [p.done for p in prefills] == sorted(p.done for p in prefills)
+            assert prefills[-1].done == prefills[-1].total == events[0].prompt_tokens
+            usage = finish(events).usage
+            assert usage.prompt_tokens == events[0].prompt_tokens
+            assert usage.completion_tokens == len(ids(events)) + (finish(events).reason == "stop")
+            assert usage.cached_tokens == 0
+
+    run(body)
+
+
+def test_the_same_seed_gives_the_same_text_and_another_one_another(model_dir):
+    async def body() -> None:
+        async with served(model_dir) as pipeline:
+            first = text(await ask(pipeline, request(sampling=WARM, seed=1)))
+            assert text(await ask(pipeline, request(sampling=WARM, seed=1))) == first
+            assert text(await ask(pipeline, request(sampling=WARM, seed=2))) != first
+
+    run(body)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM])
+def test_a_request_resumed_after_any_token_ends_with_the_same_text(model_dir, sampling):
+    async def body() -> None:
+        async with served(model_dir) as pipeline:
+            whole = await ask(pipeline, request(sampling=sampling))
+            so_far = ids(whole)
+            for cut in range(len(so_far) + 1):
+                events = await ask(pipeline, request(f"r{cut}", sampling=sampling, resume=so_far[:cut]))
+                assert ids(events) == so_far[cut:]
+                kept = pipeline.context.detokenizers.new()
+                said = "".join(kept.feed(i) for i in so_far[:cut])
+                assert said + text(events) == text(whole)
+                assert finish(events).usage.completion_tokens == finish(whole).usage.completion_tokens
+                assert finish(events).reason == finish(whole).reason
+
+    run(body)
+
+
+def test_rows_together_say_what_each_says_alone(model_dir):
+    async def body() -> None:
+        prompts = ["a", "the hat and the cat " * 6, "in the end", "other than that, then, and there " * 3]
+        async with served(model_dir, prefix_cache_bytes=0, prefill_chunk=16) as pipeline:
+            asked = [
+                request(f"r{n}", prompt=TextPrompt(p), seed=n, sampling=WARM if n % 2 else GREEDY)
+                for n, p in enumerate(prompts)
+            ]
+            alone = [text(await ask(pipeline, one)) for one in asked]
+            together = await asyncio.gather(*(ask(pipeline, one) for one in asked))
+            assert [text(events) for events in together] == alone
+
+    run(body)
+
+
+def test_a_repeated_prompt_comes_from_the_cache_with_the_same_text(model_dir):
+    async def body() -> None:
+        prompt = TextPrompt("the cat and the hat and the bat " * 4)
+        async with served(model_dir) as pipeline:
+            cold = await ask(pipeline, request("cold", prompt=prompt))
+            warm = await ask(pipeline, request("warm", prompt=prompt))
+            assert text(warm) == text(cold)
+            usage = finish(warm).usage
+            assert usage.cached_tokens == usage.prompt_tokens - 1
+
+    run(body)
+
+
+def test_a_stop_string_ends_the_answer_wherever_its_tokens_are_cut(model_dir):
+    async def body() -> None:
+        async with served(model_dir) as pipeline:
+            whole = text(await ask(pipeline, request(max_tokens=40)))
+            assert len(whole) > 12
+            for at in range(2, len(whole) - 6, 3):
+                stop = whole[at : at + 4]
+                events = await ask(pipeline, request(f"r{at}", max_tokens=40, stop=[stop]))
+                assert text(events) == whole[: whole.index(stop)]
+                assert finish(events).reason == "stop"
+                assert finish(events).stop_sequence == stop
+            begun = whole[-3:] + "never"
+            events = await ask(pipeline, request("begun", max_tokens=40, stop=[begun]))
+            assert text(events) == whole
+            assert finish(events).stop_sequence is None
+
+    run(body)
+
+
+def test_any_eos_id_of_the_three_sources_ends_the_answer(model_dir, tmp_path):
+    """config.json, generation_config.json and the tokenizer each name ids; all of them end a turn."""
+
+    async def body() -> None:
+        async with served(model_dir) as pipeline:
+            free = ids(await ask(pipeline, request(max_tokens=12)))
+        import json
+
+        other = write_case(CASE, tmp_path / "eos")
+        marker = free[4]
+        (other / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, marker]}))
+        async with served(other) as pipeline:
+            assert {2, marker} <= pipeline.context.eos
+            events = await ask(pipeline, request(max_tokens=12))
+            assert ids(events) == free[: free.index(marker)]
+            assert finish(events).reason == "stop"
+
+    run(body)
+
+
+def test_max_tokens_is_clamped_to_the_context(model_dir):
+    async def body() -> None:
+        async with served(model_dir, max_context=40) as pipeline:
+            events = await ask(pipeline, request(max_tokens=10_000))
+            assert finish(events).reason in ("length", "stop")
+            usage = finish(events).usage
+            assert usage.prompt_tokens + usage.completion_tokens <= 40
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code", "words"),
+    [
+        (TextPrompt("the " * 80), ErrorCode.CONTEXT_EXCEEDED, r"prompt has \d+ tokens .* context is 40 tokens"),
+        (TextPrompt(""), ErrorCode.INVALID_REQUEST, "no tokens"),
+        (TokenPrompt([1, 272]), ErrorCode.INVALID_REQUEST, "token id 272 is outside the vocabulary of 272"),
+        (TokenPrompt([-1]), ErrorCode.INVALID_REQUEST, "token id -1"),
+        (ChatPrompt([{"role": "user", "content": [{"type": "image_url"}]}]), ErrorCode.TEMPLATE_FAILED, "template"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_sent(model_dir, prompt, code, words):
+    async def body() -> None:
+        async with served(model_dir, max_context=40) as pipeline:
+            with pytest.raises(Refused, match=words) as caught:
+                await pipeline.prepare(request(prompt=prompt))
+            assert caught.value.failure.code is code
+            assert pipeline.num_streams == 0
+
+    run(body)
+
+
+def test_a_reader_that_leaves_cancels_its_row_and_the_others_go_on(model_dir):
+    async def body() -> None:
+        async with served(model_dir) as pipeline:
+            alone = text(await ask(pipeline, request("alone")))
+            stream = await pipeline.prepare(request("leaver", max_tokens=400, seed=3, sampling=WARM))
+            other = asyncio.create_task(ask(pipeline, request("stayer")))
+            async with aclosing(pipeline.run(stream)) as batches:
+                async for batch in batches:
+                    if any(isinstance(event, Text) for event in batch):
+                        break
+            assert text(await other) == alone
+            await asyncio.wait_for(pipeline.drained(), 10)
+            with pytest.raises(Refused) as caught:
+                await pipeline.prepare(request("late"))
+            assert caught.value.failure.code is ErrorCode.SHUTTING_DOWN
+
+    run(body)
+
+
+def test_thinking_is_split_off_when_the_template_opens_it(model_dir, tmp_path):
+    async def body() -> None:
+        folder = write_case(CASE, tmp_path / "think")
+        template = (folder / "chat_template.jinja").read_text() + "{{ '<think>' }}"
+        (folder / "chat_template.jinja").write_text(template)
+        prompt = ChatPrompt([{"role": "user", "content": "the cat"}])
+        async with served(folder) as pipeline:
+            assert pipeline.context.facts.reasoning
+            events = await ask(pipeline, request(prompt=prompt))
+            usage = finish(events).usage
+            assert text(events) == ""
+            assert text(events, Reasoning)
+            assert usage.reasoning_tokens == usage.completion_tokens
+            raw = await ask(pipeline, request("raw", prompt=prompt, split_reasoning=False))
+            assert text(raw).lstrip("\r\n") == text(events, Reasoning)
+
+    run(body)
