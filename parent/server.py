@@ -22,6 +22,7 @@ from parent.library.catalog import ModelEntry
 from shared.logs import event
 
 log = logging.getLogger(__name__)
+LAST_FRAMES_S = 2.0  # after the drain, for error frames to leave
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -102,7 +103,7 @@ async def _serve(
     url: str,
     on_listening: Callable[[str], None] | None,
 ) -> int:
-    server = make_server(application, settings.drain_s)
+    server = make_server(application, settings.drain_s + LAST_FRAMES_S)
     loop = asyncio.get_running_loop()
     received: list[signal.Signals] = []
 
@@ -112,6 +113,7 @@ async def _serve(
         if len(received) == 1:
             server.should_exit = True
             application.close()
+            loop.call_later(settings.drain_s, application.pool.cut)
         else:
             server.drop_all()
             application.pool.kill()

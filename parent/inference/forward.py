@@ -1,12 +1,12 @@
 """One request, top to bottom: acquire a worker, stream its events, survive the loss of that worker once.
 
-`events` is all that a route sees: batches of events of one unbroken answer, however many workers gave it. What
-has been handed out always matches the ids that are kept, so a request can go on exactly where it was.
+A route sees only batches of events of one unbroken answer, however many workers gave it. What has been handed
+out always matches the ids that are kept, so a request can go on exactly where it was.
 """
 
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -14,11 +14,16 @@ from parent.inference.quarantine import Quarantine, request_hash
 from parent.inference.states import Event, State, advance
 from parent.library.catalog import ModelEntry
 from parent.pool.pool import Pool
-from parent.workers.client import WorkerLost
+from parent.workers.client import WorkerClient, WorkerLost
 from shared import logs, wire
 from shared.errors import ErrorCode, Refused, refuse
 
 log = logging.getLogger(__name__)
+MAX_MISSES = 5
+Emit = Callable[[list[wire.Event]], Awaitable[None]]
+_LAST = (wire.Finish, wire.Failed)
+_CONTENT = (wire.Text, wire.Reasoning)
+_OPENING = (wire.Started, wire.Prefill)
 
 
 class Forwarder:
@@ -28,12 +33,10 @@ class Forwarder:
         self.pool = pool
         self.quarantine = Quarantine()
 
-    async def events(
-        self, model: ModelEntry, request: wire.GenerateRequest
-    ) -> AsyncGenerator[list[wire.Event], None]:
-        """The answer's events in batches, never an empty one; the last event is `Finish`.
+    async def forward(self, model: ModelEntry, request: wire.GenerateRequest, emit: Emit) -> None:
+        """Hand the answer's events to `emit` in batches, never an empty one; the last event is `Finish`.
 
-        Raises `Refused` where there is no answer, or no more of it. Close the generator to cancel.
+        Raises `Refused` where there is no answer, or no more of it. Cancel it to cancel the request.
         """
         key = request_hash(request)
         held_s = self.quarantine.held_s(key, time.monotonic())
@@ -45,13 +48,15 @@ class Forwarder:
             )
         state = advance(State.RECEIVED, Event.ACCEPT)
         kept = Kept()
-        losses = 0
+        losses = misses = 0
+        client: WorkerClient | None = None
         while True:
-            lease = await self.pool.acquire(model, requeued=losses > 0)
+            lease = await self.pool.acquire(model, lost=client)
+            client = lease.client
             state = advance(state, Event.GRANT)
             try:
                 asked = msgspec.structs.replace(request, resume=kept.ids) if kept.ids else request
-                async with await lease.client.generate(asked) as stream:
+                async with await client.generate(asked) as stream:
                     async for arrived in stream:
                         batch = kept.take(arrived)
                         if not batch:
@@ -59,18 +64,21 @@ class Forwarder:
                         last = batch[-1]
                         if isinstance(last, wire.Failed):
                             if len(batch) > 1:
-                                yield batch[:-1]
+                                await emit(batch[:-1])
                             raise Refused(last.failure)
                         if state is State.GRANTED and kept.ids:
                             state = advance(state, Event.CONTENT)
                         if isinstance(last, wire.Finish):
                             self.quarantine.survived(key)
-                        yield batch
+                        await emit(batch)
                 return
             except WorkerLost as lost:
-                losses += 1
-                self.quarantine.death(key, time.monotonic())
-                state = advance(state, Event.LOST, first_loss=losses == 1)
+                if lost.reached or misses >= MAX_MISSES:
+                    losses += 1
+                    self.quarantine.death(key, time.monotonic())
+                else:
+                    misses += 1  # it was gone before it had the request: no loss of this request
+                state = advance(state, Event.LOST, first_loss=losses < 2)
                 logs.event(
                     log,
                     "request.lost_worker",
@@ -109,15 +117,20 @@ class Kept:
 
     def take(self, arrived: list[wire.Event]) -> list[wire.Event]:
         """What may leave now."""
+        if len(arrived) == 1 and not self._waiting:  # nearly always
+            only = arrived[0]
+            if isinstance(only, _CONTENT) and only.ids:
+                self.ids += only.ids
+                return arrived
         if self._again:
-            arrived = [event for event in arrived if not isinstance(event, wire.Started | wire.Prefill)]
+            arrived = [event for event in arrived if not isinstance(event, _OPENING)]
         sure = 0
         for number, event in enumerate(arrived, 1):
-            if isinstance(event, wire.Text | wire.Reasoning):
+            if isinstance(event, _CONTENT):
                 if event.ids:
                     self.ids += event.ids
                     sure = number
-            elif isinstance(event, wire.Finish | wire.Failed) or sure == number - 1:
+            elif isinstance(event, _LAST) or sure == number - 1:
                 sure = number
         if sure == len(arrived) and not self._waiting:
             return arrived

@@ -6,24 +6,27 @@ long. A failure before that is a status and a JSON body; after it, one error fra
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 
 from parent.protocols import sse
-from parent.protocols.base import Answer, Meta, Protocol, retry_headers
+from parent.protocols.base import Answer, CompletionStreamProtocol, Meta, Protocol, retry_headers
 from shared import asgi, wire
 from shared.errors import Failure, Refused
 
-Events = AsyncGenerator[list[wire.Event], None]
+Emit = Callable[[list[wire.Event]], Awaitable[None]]
+Work = Callable[[Emit], Awaitable[None]]
+"""A request: it hands its events to `Emit` and raises `Refused` where there are no more."""
 
 
-async def send_answer(send: asgi.Send, protocol: Protocol, meta: Meta, events: Events) -> None:
+async def send_answer(send: asgi.Send, protocol: Protocol, meta: Meta, work: Work) -> None:
     """The whole answer as JSON, or the failure."""
     whole = Answer()
+
+    async def gather(events: list[wire.Event]) -> None:
+        whole.add(events)
+
     try:
-        async with aclosing(events):
-            async for batch in events:
-                whole.add(batch)
+        await work(gather)
     except Refused as refused:
         await send_failure(send, protocol, refused.failure)
         return
@@ -37,42 +40,45 @@ async def send_failure(send: asgi.Send, protocol: Protocol, failure: Failure) ->
 
 
 async def send_stream(
-    send: asgi.Send, protocol: Protocol, meta: Meta, events: Events, keepalive_s: float
+    send: asgi.Send, protocol: Protocol, meta: Meta, work: Work, keepalive_s: float
 ) -> None:
     """The answer as it comes: one send per batch of events."""
-    out = _Stream(send, keepalive_s)
-    encoder = protocol.stream(meta)
-    last = b""
+    stream = _Stream(send, protocol.stream(meta), keepalive_s)
     try:
-        async with aclosing(events):
-            async for batch in events:
-                finish = batch[-1]
-                if isinstance(finish, wire.Finish):
-                    last = encoder.feed(batch[:-1]) if len(batch) > 1 else b""
-                    last += encoder.finish(finish)
-                elif frames := encoder.feed(batch):
-                    await out.write(frames)
+        await work(stream.emit)
+        last = stream.last
     except Refused as refused:
-        if not out.started:
-            out.stop()
+        if not stream.started:
+            stream.stop()
             await send_failure(send, protocol, refused.failure)
             return
-        last = encoder.fail(refused.failure)
+        last = stream.encoder.fail(refused.failure)
     finally:
-        out.stop()
-    await out.write(last, more=False)
+        stream.stop()
+    await stream.write(last, more=False)
 
 
 class _Stream:
-    """Sends bytes; after `keepalive_s` of silence a comment. One timer, none per event."""
+    """Encodes and sends; after `keepalive_s` of silence a comment. One timer, none per event."""
 
-    def __init__(self, send: asgi.Send, keepalive_s: float) -> None:
+    def __init__(self, send: asgi.Send, encoder: CompletionStreamProtocol, keepalive_s: float) -> None:
+        self.encoder = encoder
         self.started = False
+        self.last = b""  # the terminal frames, kept back for the last write
         self._send = send
         self._keepalive_s = keepalive_s
         self._wrote_at = time.monotonic()
         self._writing = False
-        self._keeper: asyncio.Task[None] | None = asyncio.get_running_loop().create_task(self._keep_alive())
+        self._keeper = asyncio.get_running_loop().create_task(self._keep_alive())
+
+    async def emit(self, events: list[wire.Event]) -> None:
+        """One batch out."""
+        finish = events[-1]
+        if isinstance(finish, wire.Finish):
+            opening = self.encoder.feed(events[:-1]) if len(events) > 1 else b""
+            self.last = opening + self.encoder.finish(finish)
+        elif frames := self.encoder.feed(events):
+            await self.write(frames)
 
     async def write(self, frames: bytes, *, more: bool = True) -> None:
         self._wrote_at = time.monotonic()
@@ -85,9 +91,7 @@ class _Stream:
 
     def stop(self) -> None:
         """No comment any more."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            self._keeper = None
+        self._keeper.cancel()
 
     async def _keep_alive(self) -> None:
         while True:

@@ -19,6 +19,7 @@ from shared.control import LaunchModel
 from shared.errors import ErrorCode, Failure, Refused, refuse
 
 RETRY_LOADING_S = 5.0
+DEATH_SHOWS_S = 1.0
 
 
 class Lease:
@@ -121,15 +122,15 @@ class Pool:
 
     # ------------------------------------------------------------ requests
 
-    async def acquire(self, model: ModelEntry, *, requeued: bool = False) -> Lease:
-        """A lease, as soon as the worker is ready. `requeued`: the request was admitted before.
+    async def acquire(self, model: ModelEntry, *, lost: WorkerClient | None = None) -> Lease:
+        """A lease, as soon as the worker is ready. `lost`: the request was admitted before, and lost there.
 
         Raises `Refused`: queue_full, loading (the wait bound is over), engine_unavailable, shutting_down, or
         what is permanently wrong with the model.
         """
         slot = self._slots[model.id]
         limit = self.settings.queue_limit + self.settings.max_rows
-        if slot.outstanding >= limit and not requeued:
+        if slot.outstanding >= limit and lost is None:
             raise refuse(
                 ErrorCode.QUEUE_FULL,
                 f"{slot.outstanding} requests run or wait already; the limit is {limit} (setting queue_limit)",
@@ -137,15 +138,18 @@ class Pool:
             )
         slot.outstanding += 1
         try:
-            return Lease(await self._ready(slot), slot)
+            return Lease(await self._ready(slot, lost), slot)
         except BaseException:
             slot.outstanding -= 1
             raise
 
-    async def _ready(self, slot: Slot) -> WorkerClient:
+    async def _ready(self, slot: Slot, lost: WorkerClient | None) -> WorkerClient:
         supervisor = slot.supervisor
         try:
             async with asyncio.timeout(self.settings.load_wait_s):
+                if lost is not None and supervisor.client is lost:
+                    # A death shows on the data channel first. A worker that stays had only a connection cut.
+                    await supervisor.changed(DEATH_SHOWS_S)
                 while True:
                     if self.is_closing:
                         raise refuse(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
@@ -183,11 +187,15 @@ class Pool:
         for supervisor in self.supervisors():
             supervisor.wake()
 
-    async def stop(self) -> None:
-        """End every worker: shutdown, TERM, KILL. Returns when no process is left."""
+    def cut(self) -> None:
+        """Stop every worker now; requests that still run end with an error frame."""
         self.close()
         for supervisor in self.supervisors():
             supervisor.stop()
+
+    async def stop(self) -> None:
+        """End every worker: shutdown, TERM, KILL. Returns when no process is left."""
+        self.cut()
         for supervisor in self.supervisors():
             await supervisor.absent()
 

@@ -113,20 +113,26 @@ class ChatStream:
     def __init__(self, meta: Meta) -> None:
         self._meta = meta
         self._opened = False
+        # A content chunk is the same but for its text: encoded once, then only the text (the token path).
+        self._content_frame = sse.template(self._chunk(Delta(content=sse.MARK)))
+        self._reasoning_frame = sse.template(self._chunk(Delta(reasoning_content=sse.MARK)))
 
     def feed(self, events: list[wire.Event]) -> bytes:
         """The primer goes with the first event; text and reasoning of a batch go in one chunk per run."""
+        if len(events) == 1 and self._opened:  # nearly always
+            only = events[0]
+            if isinstance(only, wire.Text):
+                return self._content_frame(only.text) if only.text else b""
         frames = []
         if not self._opened:
             self._opened = True
             frames.append(self._chunk(Delta(role="assistant", content="")))
-        for reasoning, text in runs(events):
-            delta = Delta(reasoning_content=text) if reasoning else Delta(content=text)
-            frames.append(self._chunk(delta))
+        for is_reasoning, text in runs(events):
+            frames.append(self._reasoning_frame(text) if is_reasoning else self._content_frame(text))
         for event in events:
             if isinstance(event, wire.Prefill):
                 frames.append(sse.comment(f"prefill {event.done}/{event.total}"))
-        return frames[0] if len(frames) == 1 else b"".join(frames)
+        return b"".join(frames)
 
     def finish(self, finish: wire.Finish) -> bytes:
         usage = openai_fields.usage(finish)
@@ -153,7 +159,7 @@ def runs(events: list[wire.Event]) -> list[tuple[bool, str]]:
     """Neighbouring pieces of one kind joined: (is reasoning, text), none empty."""
     joined: list[tuple[bool, str]] = []
     for event in events:
-        if isinstance(event, wire.Text | wire.Reasoning) and event.text:
+        if isinstance(event, (wire.Text, wire.Reasoning)) and event.text:
             reasoning = isinstance(event, wire.Reasoning)
             if joined and joined[-1][0] is reasoning:
                 joined[-1] = (reasoning, joined[-1][1] + event.text)

@@ -98,11 +98,12 @@ class TextStream:
 
     def __init__(self, meta: Meta) -> None:
         self._meta = meta
+        self._text_frame = sse.template(self._frame([Choice(0, sse.MARK, None)]))
 
     def feed(self, events: list[wire.Event]) -> bytes:
         """One chunk with the text of the batch; comments for prefill."""
-        text = "".join(event.text for event in events if isinstance(event, wire.Text | wire.Reasoning))
-        frames = [self._frame([Choice(0, text, None)])] if text else []
+        text = "".join(event.text for event in events if isinstance(event, (wire.Text, wire.Reasoning)))
+        frames = [self._text_frame(text)] if text else []
         for event in events:
             if isinstance(event, wire.Prefill):
                 frames.append(sse.comment(f"prefill {event.done}/{event.total}"))

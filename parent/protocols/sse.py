@@ -1,5 +1,6 @@
 """Server-sent events: frames and comments as bytes. Pure."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -18,6 +19,22 @@ KEEP_ALIVE = b": keep-alive\n\n"
 def data(payload: Any) -> bytes:
     """One frame without a name. JSON holds no raw newline, so one `data:` line is enough."""
     return b"data: %b\n\n" % _encode(payload)
+
+
+MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
+
+
+def template(frame: bytes) -> Callable[[str], bytes]:
+    """A function from text to this frame with the text in place of `MARK` (the last one in the frame).
+
+    All content chunks of a stream differ only in their text, so the rest is encoded once.
+    """
+    before, _, after = frame.rpartition(_encode(MARK))
+
+    def fill(text: str) -> bytes:
+        return before + _encode(text) + after
+
+    return fill
 
 
 def named(event: str, payload: Any, event_id: int | None = None) -> bytes:

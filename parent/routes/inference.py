@@ -3,6 +3,7 @@
 import secrets
 import time
 import uuid
+from functools import partial
 
 from parent.config import Settings
 from parent.inference.forward import Forwarder
@@ -36,11 +37,11 @@ class InferenceRoute:
         request = asked.to_generate(scope["request_id"], secrets.randbits(63))
 
         async def work() -> None:
-            events = self.forwarder.events(model, request)
+            forward = partial(self.forwarder.forward, model, request)
             if asked.stream:
-                await send_stream(send, protocol, meta, events, self.settings.keepalive_s)
+                await send_stream(send, protocol, meta, forward, self.settings.keepalive_s)
             else:
-                await send_answer(send, protocol, meta, events)
+                await send_answer(send, protocol, meta, forward)
 
         await asgi.run_until_gone(receive, work)
 

@@ -20,14 +20,26 @@ CONNECT_S = 1.0
 HIGH_WATER = 256 * 1024  # bytes of events held for a reader that does not take them
 MAX_ANSWER = 64 * 1024 * 1024
 
-_decode_event = msgspec.json.Decoder(wire.Event).decode
+_event_decoder = msgspec.json.Decoder(wire.Event)
+_decode_event = _event_decoder.decode
+_decode_whole_lines = _event_decoder.decode_lines
 _decode_failure = msgspec.json.Decoder(Failure).decode
 _encode = msgspec.json.Encoder().encode
 T = TypeVar("T")
 
 
+_LAST = (wire.Finish, wire.Failed)
+
+
 class WorkerLost(Exception):
-    """The worker ended, or was cut off, before the answer was complete."""
+    """The worker ended, or was cut off, before the answer was complete.
+
+    `reached`: it had the request, which may thus be what killed it.
+    """
+
+    def __init__(self, message: str, *, reached: bool = True) -> None:
+        super().__init__(message)
+        self.reached = reached
 
 
 class _Connection(asyncio.Protocol):
@@ -93,8 +105,10 @@ class _Connection(asyncio.Protocol):
                 self._break(f"the worker's answer is longer than {MAX_ANSWER} bytes")
             return
         try:
-            for line in self.lines.feed(body):
-                self.events.append(_decode_event(line))
+            if body.endswith(b"\n") and self.lines.is_empty:  # nearly always
+                self.events += _decode_whole_lines(body)
+            else:
+                self.events += [_decode_event(line) for line in self.lines.feed(body)]
         except (ndjson.LineTooLong, msgspec.ValidationError, msgspec.DecodeError) as error:
             self._break(f"the worker's event cannot be read: {error}")
 
@@ -115,16 +129,14 @@ class _Connection(asyncio.Protocol):
         self.abort()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
-    async def wait(self) -> None:
-        """Until something arrived. One waiter at a time."""
-        self._waiter = self.loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+    def arrival(self) -> "asyncio.Future[None]":
+        """Done when something arrives. One waiter at a time; a cancelled one is simply replaced."""
+        self._waiter = waiter = self.loop.create_future()
+        return waiter
 
     def take(self) -> list[wire.Event]:
         """All events that are here; reading goes on."""
@@ -161,9 +173,9 @@ class EventStream:
                 raise connection.fault
             if connection.complete or connection.lost:
                 raise WorkerLost("the worker was lost in the middle of an answer")
-            await connection.wait()
+            await connection.arrival()
         events = connection.take()
-        self._ended = isinstance(events[-1], wire.Finish | wire.Failed)
+        self._ended = isinstance(events[-1], _LAST)
         return events
 
     async def __aenter__(self) -> "EventStream":
@@ -199,7 +211,7 @@ class WorkerClient:
             return EventStream(self, connection)
         failure = await self._failure(connection)
         if failure.code is ErrorCode.SHUTTING_DOWN:  # it is being replaced: another worker will serve this
-            raise WorkerLost(failure.message)
+            raise WorkerLost(failure.message, reached=False)
         raise Refused(failure)
 
     async def render(self, prompt: wire.Prompt) -> wire.RenderResult:
@@ -239,7 +251,7 @@ class WorkerClient:
             connection.write_request(method, path, body)
             try:
                 while not connection.status and not connection.lost and connection.fault is None:
-                    await connection.wait()
+                    await connection.arrival()
             except BaseException:
                 self._release(connection)
                 raise
@@ -259,13 +271,13 @@ class WorkerClient:
                 self._busy.add(connection)
                 return connection
         if self._closed:
-            raise WorkerLost("the worker is stopping")
+            raise WorkerLost("the worker is stopping", reached=False)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
                 _, connection = await loop.create_unix_connection(_Connection, self.socket_path)
         except (OSError, TimeoutError) as error:
-            raise WorkerLost(f"no connection to the worker: {error or 'timed out'}") from error
+            raise WorkerLost(f"no connection to the worker: {error or 'timed out'}", reached=False) from error
         self._busy.add(connection)
         return connection
 
@@ -285,7 +297,7 @@ class WorkerClient:
             if connection.lost:
                 raise WorkerLost("the worker was lost in the middle of an answer")
             connection.take()
-            await connection.wait()
+            await connection.arrival()
 
     async def _failure(self, connection: _Connection, *, release: bool = True) -> Failure:
         try:

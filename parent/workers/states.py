@@ -145,7 +145,8 @@ class Lifecycle:
             self.restarts.died(now)
             if signal.exit_code in PERMANENT_EXITS and not self.restarting and self.permanent is None:
                 code, says = PERMANENT_EXITS[signal.exit_code]
-                self.permanent = self.failure or Failure(code, f"the worker left: {says}")
+                told = self.failure.message if self.failure else f"the worker left: {says}"
+                self.permanent = Failure(code, told)
         if signal.failure is not None and self.failure is None:
             self.failure = signal.failure
         if signal.failure is not None and signal.failure.is_permanent and not self.restarting:

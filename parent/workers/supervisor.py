@@ -117,9 +117,11 @@ class Supervisor:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def changed(self) -> None:
-        """Returns at the next change of state."""
-        await self._changed.wait()
+    async def changed(self, timeout_s: float | None = None) -> None:
+        """Returns at the next change of state, or after the time-out."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
 
     async def absent(self) -> None:
         """Returns when no process is left."""

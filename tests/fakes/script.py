@@ -18,9 +18,11 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 12  # the answer's natural length; `max_tokens` may cut it
     ms_per_token: float = 0.0
     tokens_per_event: int = 1
+    lockstep: bool = False  # all streams step together, as the rows of one engine do
     reasoning: int = 0  # so many tokens at the start are reasoning
     prefill_ms: float = 0.0
     prefill_chunks: int = 0
+    stamp: bool = False  # the text of a token is the monotonic clock in ns, for latency measurements
     heartbeat_ms: float = 1000.0
 
     # sins of a process

@@ -13,12 +13,14 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import uvicorn
+import uvloop
 
 from shared import asgi, control, jobs, ndjson, wire
 from shared.errors import ErrorCode, Failure
@@ -231,8 +233,11 @@ class Worker:
             await tell(wire.Prefill(chunk + 1, script.prefill_chunks))
         if script.prefill_ms:
             await asyncio.sleep(script.prefill_ms / 1000)
-        ids = [token_at(text, request.seed, position) for position in range(length)]
-        if request.resume != ids[: len(request.resume)]:
+
+        def tokens(first: int, last: int) -> list[int]:
+            return [token_at(text, request.seed, position) for position in range(first, last)]
+
+        if request.resume != tokens(0, min(length, len(request.resume))):
             await tell(wire.Failed(Failure(ErrorCode.INTERNAL, "resume ids are not those of this request")))
             await asgi.send_chunk(send, b"", more=False)
             return
@@ -251,17 +256,21 @@ class Worker:
                 await tell(wire.Failed(Failure(ErrorCode.ENGINE_FAULT, "the engine raised, as told")))
                 await asgi.send_chunk(send, b"", more=False)
                 return
-            if number == script.cut_after and sins_left:
+            if number == script.cut_after and not request.resume:
                 raise Cut
             if script.garbage:
                 await asgi.send_chunk(send, b'{"type":"nonsense"}\n')
             if script.ms_per_token:
-                due += script.ms_per_token / 1000
+                step = script.ms_per_token / 1000
+                due = (loop.time() // step + 1) * step if script.lockstep else due + step
                 await asyncio.sleep(max(0.0, due - loop.time()))
-            words = "".join(f"{WORDS[token]} " for token in ids[first:last])
+            ids = tokens(first, last)
+            words = "".join(f"{WORDS[token]} " for token in ids)
+            if script.stamp:
+                words = f"{time.monotonic_ns()} "
             kind = wire.Reasoning if first < script.reasoning else wire.Text
             self._count(steps=1, tokens=last - first)
-            await tell(kind(words, ids[first:last]))
+            await tell(kind(words, ids))
         usage = wire.Usage(prompt_tokens, length, 0, min(script.reasoning, length))
         reason: wire.FinishReason = "length" if length < script.tokens else "stop"
         await tell(wire.Finish(reason, usage))
@@ -286,7 +295,7 @@ def main() -> None:
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--data-fd", type=int, required=True)
     arguments = parser.parse_args()
-    asyncio.run(Worker(arguments.control_fd, arguments.data_fd).run())
+    uvloop.run(Worker(arguments.control_fd, arguments.data_fd).run())
     os._exit(0)
 
 

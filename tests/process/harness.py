@@ -1,0 +1,150 @@
+"""A real parent process over a fake worker, and the few questions that tests ask it.
+
+`with served(tmp_path, {...script...}, setting=…) as server:` starts one on a free port and ends it afterwards;
+nothing it started is left behind, or the test fails.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx2
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 30.0
+T = TypeVar("T")
+
+
+def until(question: Callable[[], T | None], what: str, deadline_s: float = DEADLINE_S) -> T:
+    """The first answer that is true. Fails with `what` after the deadline."""
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        answer = question()
+        if answer:
+            return answer
+        time.sleep(0.01)
+    raise AssertionError(f"not within {deadline_s:g} s: {what}")
+
+
+def chat(text: str, *, stream: bool = False, **fields: Any) -> dict[str, Any]:
+    """A chat body with one user message; a `seed` makes answers comparable."""
+    return {"messages": [{"role": "user", "content": text}], "stream": stream, "seed": 7, **fields}
+
+
+def content(body: str) -> str:
+    """The text of a stream's chunks."""
+    return "".join(
+        choice["delta"].get("content") or "" for frame in frames(body) for choice in frame.get("choices", [])
+    )
+
+
+def frames(body: str) -> list[dict[str, Any]]:
+    """The JSON frames of a stream; comments and `[DONE]` left out."""
+    lines = (line[6:] for line in body.splitlines() if line.startswith("data: "))
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+class Served:
+    """One running parent."""
+
+    def __init__(self, process: "subprocess.Popen[str]", url: str, data_dir: Path, model_dir: Path) -> None:
+        self.process = process
+        self.url = url
+        self.data_dir = data_dir
+        self.model_dir = model_dir
+        self.http = httpx2.Client(base_url=url, timeout=DEADLINE_S, trust_env=False)
+
+    def engine(self) -> dict[str, Any]:
+        """`/engine`."""
+        answer: dict[str, Any] = self.http.get("/engine").json()
+        return answer
+
+    def wait_state(self, state: str) -> dict[str, Any]:
+        """`/engine`, once the worker is in this state."""
+        return until(lambda: found if (found := self.engine())["state"] == state else None, state)
+
+    def journal(self, what: str) -> list[dict[str, Any]]:
+        """What the fake workers of this model wrote down."""
+        path = self.model_dir / "journal.ndjson"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [entry for line in lines if (entry := json.loads(line))["what"] == what]
+
+    def wait_journal(self, what: str, count: int = 1) -> list[dict[str, Any]]:
+        """At least `count` entries of a kind."""
+        return until(lambda: found if len(found := self.journal(what)) >= count else None, f"journal: {what}")
+
+    def kill_worker(self) -> int:
+        """SIGKILL to the worker that is there; returns its pid."""
+        pid = until(lambda: self.engine()["pid"], "a worker to kill")
+        os.kill(pid, signal.SIGKILL)
+        return int(pid)
+
+    def ask(self, text: str = "hi", **fields: Any) -> httpx2.Response:
+        """One chat request."""
+        return self.http.post("/v1/chat/completions", json=chat(text, **fields))
+
+    def stop(self, deadline_s: float = DEADLINE_S) -> int:
+        """SIGTERM; the exit code."""
+        self.process.terminate()
+        return self.process.wait(deadline_s)
+
+    def errors(self) -> str:
+        """What the parent wrote to stderr."""
+        return (self.data_dir.parent / "stderr").read_text()
+
+
+def start(tmp_path: Path, script: dict[str, Any], settings: dict[str, Any]) -> "subprocess.Popen[str]":
+    """The parent process alone."""
+    model_dir = tmp_path / "model"
+    model_dir.mkdir(exist_ok=True)
+    (model_dir / "fake.json").write_text(json.dumps({"heartbeat_ms": 100} | script))
+    given = {"data_dir": str(tmp_path / "data"), "port": 0} | settings
+    with open(tmp_path / "stderr", "a") as stderr:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.process.serve_fake", json.dumps(given), str(model_dir)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+
+
+@contextlib.contextmanager
+def served(tmp_path: Path, script: dict[str, Any] | None = None, **settings: Any) -> Iterator[Served]:
+    """A parent that listens; its worker may still be loading."""
+    process = start(tmp_path, script or {}, settings)
+    assert process.stdout is not None
+    url = process.stdout.readline().strip()
+    assert url, (tmp_path / "stderr").read_text()
+    server = Served(process, url, tmp_path / "data", tmp_path / "model")
+    try:
+        yield server
+    finally:
+        server.http.close()
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                raise
+        process.stdout.close()
+        pids = {entry["pid"] for entry in server.journal("spawned")}
+        until(lambda: not [pid for pid in pids if is_running(pid)], "no worker left behind", 10.0)
+
+
+def is_running(pid: int) -> bool:
+    """True for a process that is there and no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
