@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,9 +54,9 @@ def starter_model() -> ModelEntry:
 
 
 @pytest.fixture(scope="session")
-def blas_env() -> Iterator[dict[str, str]]:
+def blas_env() -> dict[str, str]:
     """Variables for child processes that run mlx: the best BLAS of this machine."""
     from parent.config import load_settings
     from parent.workers.blas import worker_env
 
-    yield worker_env(load_settings({"data_dir": str(ROOT / ".data")}, {}, home=ROOT).settings)[0]
+    return worker_env(load_settings({"data_dir": str(ROOT / ".data")}, {}, home=ROOT).settings)[0]

@@ -1,19 +1,23 @@
 """The command line: what each verb prints, its exit code, and the one line of every mistake."""
 
+import fcntl
 import json
 import os
 import pty
 import re
 import select
 import shutil
+import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from parent.cli import VERBS, main
@@ -321,51 +325,105 @@ def test_doctor_and_a_second_server_name_the_one_that_runs(server: str, tiny: Pa
     assert server in second.stderr.splitlines()[-1]
 
 
-def test_at_a_terminal_ctrl_c_stops_the_answer_and_exit_ends_the_chat(server: str) -> None:
-    ours, theirs = pty.openpty()
-    child = subprocess.Popen(
-        [sys.executable, "-m", "parent", "chat"],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        cwd=ROOT,
-        start_new_session=True,
-        preexec_fn=_take_terminal,
-    )
-    os.close(theirs)
-    seen = ""
+class Terminal:
+    """`mlxd WORDS` at a pseudo-terminal: write to it, and wait for what it shows."""
 
-    def until(pattern: str) -> None:
-        nonlocal seen
+    def __init__(self, *words: str) -> None:
+        self.ours, theirs = pty.openpty()
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "parent", *words],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            cwd=ROOT,
+            start_new_session=True,
+            preexec_fn=_take_terminal,
+        )
+        os.close(theirs)
+        self.seen = ""
+
+    def until(self, pattern: str) -> None:
+        """Read until the pattern was shown; what stood before it is forgotten."""
         give_up_at = time.monotonic() + DEADLINE_S
-        while not re.search(pattern, seen):
-            assert time.monotonic() < give_up_at, f"waited for {pattern!r}, saw {seen!r}"
-            if select.select([ours], [], [], 1.0)[0]:
-                seen += os.read(ours, 4096).decode(errors="replace")
-        seen = re.split(pattern, seen, maxsplit=1)[-1]
+        while not re.search(pattern, self.seen):
+            assert time.monotonic() < give_up_at, f"waited for {pattern!r}, saw {self.seen!r}"
+            if select.select([self.ours], [], [], 1.0)[0]:
+                self.seen += os.read(self.ours, 4096).decode(errors="replace")
+        self.seen = re.split(pattern, self.seen, maxsplit=1)[-1]
 
-    try:
-        until(r"/exit ends\.[\s\S]*> ")
-        os.write(ours, b'hello fake:{"tokens":100000,"ms_per_token":20}\n')
-        until(r"\}\s+(\S+ ){3}")
-        os.write(ours, b"\x03")
-        until(r"\(stopped\)[\s\S]*> ")
-        os.write(ours, b"and now\n")
-        until(r"now\s+(\S+ ){6}[\s\S]*> ")
-        os.write(ours, b"/exit\n")
-        assert child.wait(timeout=DEADLINE_S) == 0
-    finally:
-        child.kill()
-        child.wait()
-        os.close(ours)
+    def write(self, keys: bytes) -> None:
+        os.write(self.ours, keys)
+
+    def close(self) -> None:
+        self.child.kill()
+        self.child.wait()
+        os.close(self.ours)
 
 
 def _take_terminal() -> None:
     """In the child: the pseudo-terminal becomes its controlling one, so that ^C reaches it as a signal."""
-    import fcntl
-    import termios
-
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def test_at_a_terminal_ctrl_c_stops_the_answer_and_exit_ends_the_chat(server: str) -> None:
+    with closing(Terminal("chat")) as terminal:
+        terminal.until(r"/exit ends\.[\s\S]*> ")
+        terminal.write(b'hello fake:{"tokens":100000,"ms_per_token":20}\n')
+        terminal.until(r"\}\s+(\S+ ){3}")
+        terminal.write(b"\x03")
+        terminal.until(r"\(stopped\)[\s\S]*> ")
+        terminal.write(b"and now\n")
+        terminal.until(r"now\s+(\S+ ){6}[\s\S]*> ")
+        terminal.write(b"/exit\n")
+        assert terminal.child.wait(timeout=DEADLINE_S) == 0
+
+
+def test_at_a_terminal_serve_asks_before_it_fetches_and_takes_no_for_an_answer(data: Path) -> None:
+    with closing(Terminal("serve")) as terminal:
+        terminal.until(r"There is no model yet\. Fetch the starter.*\[y/N\] ")
+        terminal.write(b"n\n")
+        terminal.until(r"mlxd: left as it was")
+        assert terminal.child.wait(timeout=DEADLINE_S) == 1
+    assert not (data / "models").exists()
+
+
+def test_rm_asks_at_a_terminal(tiny: Path) -> None:
+    with closing(Terminal("rm", "tiny")) as terminal:
+        terminal.until(r"Delete org/tiny \(12\.8 kB\)\? \[y/N\] ")
+        terminal.write(b"y\n")
+        terminal.until(r"org/tiny is deleted")
+    assert not tiny.exists()
+
+
+@pytest.mark.slow
+def test_serve_without_a_model_and_without_a_terminal_fetches_the_starter_and_answers(
+    starter_model: ModelEntry, data: Path
+) -> None:
+    """First light. (`starter_model` is asked for its skip: it says when the index cannot be reached.)"""
+    command = [sys.executable, "-m", "parent", "serve", "--port", "0"]
+    log = data.parent / "log.txt"
+    with log.open("w") as errors, httpx2.Client(trust_env=False, timeout=DEADLINE_S) as client:
+        child = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        assert child.stdout is not None
+        try:
+            line = child.stdout.readline()
+            assert line.startswith("SmolLM2-135M-Instruct at http://127.0.0.1:"), log.read_text()
+            url = line.split(" at ")[1].strip()
+            question = [{"role": "user", "content": "What is the capital of France?"}]
+            asked = {"model": "starter", "messages": question, "temperature": 0, "max_tokens": 20}
+            answer = client.post(f"{url}/v1/chat/completions", json=asked)
+            assert "Paris" in answer.json()["choices"][0]["message"]["content"]
+            engine = client.get(f"{url}/engine").json()
+            assert engine["blas"]
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(timeout=DEADLINE_S) == 0
+        finally:
+            child.kill()
+            child.wait()
+            child.stdout.close()
+            shutil.rmtree(data)  # half a gigabyte that pytest would keep
 
 
 @pytest.mark.slow
