@@ -15,6 +15,10 @@ from shared.errors import ErrorCode, refuse
 Params = Mapping[str, Any]
 
 
+Rotate = Callable[[mx.array], mx.array]
+"""Rotates `[B, H, L, D]`."""
+
+
 class Rotation:
     """Rotates the first `dims` values of each head, halves paired (not neighbours)."""
 
@@ -29,14 +33,50 @@ class Rotation:
         self.freqs = freqs
         self.factor = factor  # on the rotated values; 1.0 where the softmax scale carries it
 
-    def __call__(self, x: mx.array, offset: int | mx.array) -> mx.array:
-        """`x` [B, H, L, D] of positions `offset` onwards; `offset` may be an int32 array [B], one per row."""
-        x = mx.fast.rope(
-            x, self.dims, traditional=False, base=self.base, scale=self.scale, offset=offset, freqs=self.freqs
-        )
-        if self.factor == 1.0:
-            return x
-        return mx.concatenate([x[..., : self.dims] * self.factor, x[..., self.dims :]], axis=-1)
+    def over(self, offset: int | mx.array, length: int, dtype: mx.Dtype) -> Rotate:
+        """The rotation of `length` positions from `offset` on; an int32 array [B] gives one offset a row.
+
+        Made once a step and used by every layer: on CPU `mx.fast.rope` would work out sines in each of them.
+        """
+        if mx.default_device().type == mx.DeviceType.cpu:
+            return self._by_table(offset, length, dtype)
+        return self._by_kernel(offset)
+
+    def _by_kernel(self, offset: int | mx.array) -> Rotate:
+        dims, factor = self.dims, self.factor
+
+        def rotate(x: mx.array) -> mx.array:
+            x = mx.fast.rope(
+                x, dims, traditional=False, base=self.base, scale=self.scale, offset=offset, freqs=self.freqs
+            )
+            return x if factor == 1.0 else mx.concatenate([x[..., :dims] * factor, x[..., dims:]], axis=-1)
+
+        return rotate
+
+    def _by_table(self, offset: int | mx.array, length: int, dtype: mx.Dtype) -> Rotate:
+        dims, half = self.dims, self.dims // 2
+        freqs = self.freqs
+        if freqs is None:
+            assert self.base is not None
+            freqs = mx.array(_freqs(self.base, dims), mx.float32)
+        positions = mx.arange(length, dtype=mx.float32)
+        if isinstance(offset, int):
+            positions = positions + float(offset)
+        else:
+            positions = (offset.astype(mx.float32)[:, None] + positions)[:, None]
+        angles = (positions * self.scale)[..., None] / freqs
+        cos, sin = mx.cos(angles) * self.factor, mx.sin(angles) * self.factor
+        cosines = mx.concatenate([cos, cos], axis=-1).astype(dtype)
+        sines = mx.concatenate([-sin, sin], axis=-1).astype(dtype)
+
+        def rotate(x: mx.array) -> mx.array:
+            rest = x[..., dims:] if dims < x.shape[-1] else None
+            low, high = x[..., :half], x[..., half:dims]
+            turned = mx.concatenate([low, high], axis=-1) if rest is not None else x
+            turned = turned * cosines + mx.concatenate([high, low], axis=-1) * sines
+            return turned if rest is None else mx.concatenate([turned, rest], axis=-1)
+
+        return rotate
 
 
 class Rope:

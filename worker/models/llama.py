@@ -16,7 +16,7 @@ from shared.model_config import kv_layers
 from worker.cache.kv import FullKV, LayerCache, Mask, RotatingKV
 from worker.layers.activations import activation
 from worker.layers.linear import Linear
-from worker.layers.rope import Rotation, make_rope
+from worker.layers.rope import Rotate, make_rope
 from worker.weights import Weights
 
 
@@ -53,18 +53,18 @@ class Attention:
         self.o = weights.linear(f"{prefix}.o_proj", self.num_heads * dim, hidden, bias=bias)
 
     def __call__(
-        self, x: mx.array, rotate: Rotation, mask: Mask, cache: LayerCache, query_scale: mx.array | None
+        self, x: mx.array, rotate: Rotate, mask: Mask, cache: LayerCache, query_scale: mx.array | None
     ) -> mx.array:
         """`x` [B, L, D] to the same shape."""
         batch, length, _ = x.shape
-        dim, offset = self.head_dim, cache.offset
+        dim = self.head_dim
         queries = self.q(x).reshape(batch, length, self.num_heads, dim).transpose(0, 2, 1, 3)
         keys = self.k(x).reshape(batch, length, self.num_kv_heads, dim).transpose(0, 2, 1, 3)
         values = self.v(x).reshape(batch, length, self.num_kv_heads, dim).transpose(0, 2, 1, 3)
-        queries = rotate(queries, offset)
+        queries = rotate(queries)
         if query_scale is not None:
             queries = queries * query_scale
-        keys, values = cache.update(rotate(keys, offset), values)
+        keys, values = cache.update(rotate(keys), values)
         out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.scale, mask=mask)
         return self.o(out.transpose(0, 2, 1, 3).reshape(batch, length, -1))
 
@@ -85,7 +85,7 @@ class Layer:
         self.down = weights.linear(f"{prefix}.mlp.down_proj", wide, hidden, bias=config.mlp_bias)
 
     def __call__(
-        self, x: mx.array, rotate: Rotation, mask: Mask, cache: LayerCache, query_scale: mx.array | None
+        self, x: mx.array, rotate: Rotate, mask: Mask, cache: LayerCache, query_scale: mx.array | None
     ) -> mx.array:
         """`x` [B, L, D] to the same shape."""
         normed = mx.fast.rms_norm(x, self.input_norm, self.eps)
@@ -114,7 +114,7 @@ class LlamaModel:
         """Final-norm hidden states [B, L, D] of `tokens` [B, L] int32, which follow what is cached."""
         x = self.embed(tokens)
         length, offset = tokens.shape[1], caches[0].offset
-        rotate = self.rope.at(max(offset + length, caches[0].planned))
+        rotate = self.rope.at(max(offset + length, caches[0].planned)).over(offset, length, x.dtype)
         query_scale = self._query_scale(offset, length, x.dtype)
         masks: dict[int, Mask] = {}
         for layer, cache in zip(self.layers, caches, strict=True):
