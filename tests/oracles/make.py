@@ -152,8 +152,7 @@ def make(config: dict[str, Any], ids: list[int], seed: int) -> dict[str, np.ndar
             top = last.topk(2)
             greedy.append(int(top.indices[0]))
             margins.append(float(top.values[0] - top.values[1]))
-            cache = getattr(out, "past_key_values", None)
-            out = model(input_ids=torch.tensor([greedy[-1:]]), past_key_values=cache, use_cache=True)
+            out = model(input_ids=torch.tensor([greedy[-1:]]), cache=out.past_key_values, use_cache=True)
             last = out.logits[0, -1].float()
     return {
         "input_ids": np.array(ids, np.int32),

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import ErrorCode, refuse
+from shared.errors import ErrorCode, Refused, refuse
 from shared.jobs import ImportGguf, JobDone, JobStage
 from shared.units import format_bytes
 from shared.version import VERSION
@@ -60,10 +60,18 @@ def run(spec: ImportGguf, ctx: JobContext) -> JobDone:
         code = ErrorCode.UNSUPPORTED if isinstance(error, Unsupported) else ErrorCode.BAD_CHECKPOINT
         raise refuse(code, f"{source}: {error}") from None
     except OSError as error:
-        raise refuse(
-            ErrorCode.CANNOT_FIT if error.errno == errno.ENOSPC else ErrorCode.BAD_CHECKPOINT,
-            f"{error.filename or output}: {error.strerror}; the import of {source.name} was not finished",
-        ) from None
+        raise _os_refusal(error, source, output) from None
+
+
+def _os_refusal(error: OSError, source: Path, output: Path) -> Refused:
+    """A file that cannot be read, a disk that is full, or whatever else the system said, in one line."""
+    if error.filename is not None and Path(error.filename) == source:
+        return refuse(ErrorCode.BAD_CHECKPOINT, f"{source}: {error.strerror}")
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return refuse(
+        ErrorCode.CANNOT_FIT if full else ErrorCode.INTERNAL,
+        f"{error.filename or output}: {error.strerror}; {source.name} was not imported",
+    )
 
 
 def _convert(spec: ImportGguf, ctx: JobContext, gguf: Gguf, data: Bytes, output: Path) -> JobDone:

@@ -85,12 +85,14 @@ def load_model(path: Path, *, dtype: str = "auto", on_progress: Progress | None 
 
 
 def choose_dtype(checkpoint: Checkpoint, asked: str) -> mx.Dtype:
-    """The dtype of activations, norms and scales. Raises `Refused` (invalid_request) for an unknown name.
+    """The dtype of activations, norms and scales. Raises `Refused` (invalid_request, unsupported).
 
-    On CPU anything but float32 is slow, and quantized products with bfloat16 scales are wrong there.
+    On CPU anything but float32 is slow, and quantized products in bfloat16 come out wrong there: mlx keeps
+    their sums in bfloat16.
     """
+    on_cpu = mx.default_device().type == mx.DeviceType.cpu
     if asked == "auto":
-        if mx.default_device().type == mx.DeviceType.cpu:
+        if on_cpu:
             return mx.float32
         floats = {name: size for name, size in checkpoint.dtypes.items() if name in _SAFETENSORS}
         asked = _SAFETENSORS[max(floats, key=floats.__getitem__)] if floats else "bfloat16"
@@ -98,6 +100,13 @@ def choose_dtype(checkpoint: Checkpoint, asked: str) -> mx.Dtype:
         raise refuse(
             ErrorCode.INVALID_REQUEST,
             f"dtype {asked!r} is not known; choose auto, {', '.join(_DTYPES)}",
+            param="dtype",
+        )
+    if on_cpu and checkpoint.quantization and asked == "bfloat16":
+        raise refuse(
+            ErrorCode.UNSUPPORTED,
+            f"{checkpoint.path}: quantized weights in bfloat16 give wrong text on mlx's CPU backend; "
+            "choose dtype auto or float32",
             param="dtype",
         )
     return _DTYPES[asked]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -272,6 +273,20 @@ def test_a_missing_file_and_an_unknown_dtype_are_refused(tmp_path: Path) -> None
         convert(tmp_path / "absent.gguf", tmp_path / "out")
     with pytest.raises(Refused, match="float33"):
         convert(tmp_path / "absent.gguf", tmp_path / "out", dtype="float33")
+
+
+def test_a_disk_that_fills_up_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+    metadata, tensors, _ = case_tensors(CASE)
+    source = write(tmp_path / "m.gguf", metadata, tensors)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # the nearest to a full disk without root
+    try:
+        with pytest.raises(Refused, match=r"m\.gguf was not imported") as caught:
+            convert(source, tmp_path / "models" / "out", dtype="float32")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.failure.code is ErrorCode.CANNOT_FIT
+    assert list(tmp_path.glob("models/*")) == []
 
 
 def test_values_too_large_for_float16_are_refused_not_made_infinite(tmp_path: Path) -> None:

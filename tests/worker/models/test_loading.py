@@ -162,6 +162,14 @@ def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:
     assert caught.value.failure.code is ErrorCode.INVALID_REQUEST
 
 
+@pytest.mark.skipif(mx.default_device().type != mx.DeviceType.cpu, reason="a limit of the CPU backend")
+def test_quantized_in_bfloat16_is_refused_on_cpu(tmp_path: Path) -> None:
+    folder = write_case(CASE, tmp_path, quantize=PACKED)
+    with pytest.raises(Refused, match="wrong text"):
+        load_model(folder, dtype="bfloat16")
+    assert load_model(folder, dtype="float16").dtype == mx.float16
+
+
 def test_progress_counts_bytes_up_to_what_is_held(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     loaded = load_model(
