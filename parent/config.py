@@ -6,7 +6,6 @@ for, and (`extra`) the unit in which people write it. `load_settings` remembers 
 
 import difflib
 import math
-import tomllib
 import typing
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -186,7 +185,7 @@ def load_settings(flags: Mapping[str, str], environ: Mapping[str, str], *, home:
         data_dir = _checked(fields()["data_dir"], *given["data_dir"])
     chosen = flags.get("config") or environ.get("MLXD_CONFIG")
     file = Path(chosen).expanduser() if chosen else data_dir / "mlxd.toml"
-    for name, value in _read_file(file, must_exist=bool(chosen)).items():
+    for name, value in (_read_file(file) if chosen or _exists(file) else {}).items():
         if name == "data_dir" and not chosen:
             raise _bad(name, f"{file}", "a file inside the data folder cannot move it; use MLXD_DATA_DIR")
         given.setdefault(name, (value, str(file)))
@@ -197,16 +196,22 @@ def load_settings(flags: Mapping[str, str], environ: Mapping[str, str], *, home:
     return Resolved(Settings(**values), origins, file, _unknown_variables(environ))
 
 
-def _read_file(file: Path, *, must_exist: bool) -> dict[str, Any]:
-    """The keys of `mlxd.toml`, all of them known. A file that need not exist may be absent."""
+def _exists(file: Path) -> bool:
+    """Whether there is such a file; one that cannot be looked at counts, so that reading it says why."""
+    try:
+        return file.exists()
+    except (OSError, ValueError):
+        return True
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    """The keys of `mlxd.toml`, all of them known."""
+    import tomllib  # here, because it costs every command 10 ms or more, and most have no such file
+
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        if must_exist:
-            raise refuse(
-                ErrorCode.INVALID_REQUEST, f"there is no settings file {file}", param="config"
-            ) from None
-        return {}
+    except FileNotFoundError:
+        raise refuse(ErrorCode.INVALID_REQUEST, f"there is no settings file {file}", param="config") from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, not TOML, or no path at all
         raise refuse(ErrorCode.INVALID_REQUEST, f"cannot read {file}: {error}", param="config") from None
     for key in table:

@@ -11,7 +11,6 @@ import argparse
 import os
 import sys
 import threading
-import webbrowser
 from collections.abc import Callable
 
 from parent.commands import options
@@ -77,6 +76,8 @@ def announcement(entry: ModelEntry, *, opens: bool) -> Callable[[str], None]:
     def announce(url: str) -> None:
         print(f"{entry.id} at {url}", flush=True)
         if opens:
+            import webbrowser  # here: services never need it
+
             # A browser may take seconds to come up, and the event loop must not wait for it.
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 

