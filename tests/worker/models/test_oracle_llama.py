@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -79,10 +80,13 @@ def test_oracle_a_prompt_longer_than_trained_for_needs_its_length_announced_only
     assert model.same_kv(8, 24)
 
 
-def tiny_models() -> list[str]:
-    """Model directories of the shared pool whose family is served here, where that pool is present."""
+def tiny_models() -> list[Any]:
+    """Model directories of the pool beside this checkout whose family is served here."""
     if not TINY.is_dir():
-        return []
+        missing = pytest.mark.skip(
+            reason="no pool of tiny models beside this checkout; the cases here suffice"
+        )
+        return [pytest.param("none", marks=missing)]
     configs = sorted(TINY.glob("*/config.json"))
     return [one.parent.name for one in configs if json.loads(one.read_text())["model_type"] in FAMILIES]
 
