@@ -271,6 +271,7 @@ class Worker:
             kind = wire.Reasoning if first < script.reasoning else wire.Text
             self._count(steps=1, tokens=last - first)
             await tell(kind(words, ids))
+            await asyncio.sleep(0)  # a fast model must not keep its own cancel waiting
         usage = wire.Usage(prompt_tokens, length, 0, min(script.reasoning, length))
         reason: wire.FinishReason = "length" if length < script.tokens else "stop"
         await tell(wire.Finish(reason, usage))
