@@ -56,7 +56,13 @@ async def served(path: Path, **launch) -> AsyncIterator[Pipeline]:
 
 
 def request(name: str = "r", **more) -> GenerateRequest:
-    given = {"prompt": TextPrompt("the cat and the hat"), "seed": 11, "sampling": GREEDY, "max_tokens": 24, **more}
+    given = {
+        "prompt": TextPrompt("the cat and the hat"),
+        "seed": 11,
+        "sampling": GREEDY,
+        "max_tokens": 24,
+        **more,
+    }
     return GenerateRequest(request_id=name, **given)
 
 
@@ -223,11 +229,19 @@ def test_max_tokens_is_clamped_to_the_context(model_dir):
 @pytest.mark.parametrize(
     ("prompt", "code", "words"),
     [
-        (TextPrompt("the " * 80), ErrorCode.CONTEXT_EXCEEDED, r"prompt has \d+ tokens .* context is 40 tokens"),
+        (
+            TextPrompt("the " * 80),
+            ErrorCode.CONTEXT_EXCEEDED,
+            r"prompt has \d+ tokens .* context is 40 tokens",
+        ),
         (TextPrompt(""), ErrorCode.INVALID_REQUEST, "no tokens"),
         (TokenPrompt([1, 272]), ErrorCode.INVALID_REQUEST, "token id 272 is outside the vocabulary of 272"),
         (TokenPrompt([-1]), ErrorCode.INVALID_REQUEST, "token id -1"),
-        (ChatPrompt([{"role": "user", "content": [{"type": "image_url"}]}]), ErrorCode.TEMPLATE_FAILED, "template"),
+        (
+            ChatPrompt([{"role": "user", "content": [{"type": "image_url"}]}]),
+            ErrorCode.TEMPLATE_FAILED,
+            "template",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_is_sent(model_dir, prompt, code, words):

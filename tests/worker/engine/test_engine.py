@@ -17,7 +17,9 @@ PATIENCE_S = 20.0
 class Harness:
     """An engine and everything it said, by sequence."""
 
-    def __init__(self, *, follow=None, max_rows: int = 4, chunk: int = 8, prefix_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self, *, follow=None, max_rows: int = 4, chunk: int = 8, prefix_bytes: int = 1 << 20
+    ) -> None:
         self.heard: queue.SimpleQueue[Output] = queue.SimpleQueue()
         self.outputs: dict[str, list[Output]] = {}
         self.fault: BaseException | None = None
@@ -40,7 +42,9 @@ class Harness:
         self.fault = error
         self.faulted.set()
 
-    def submit(self, name: str, prompt: list[int], max_tokens: int = 5, eos: tuple[int, ...] = (), **more) -> None:
+    def submit(
+        self, name: str, prompt: list[int], max_tokens: int = 5, eos: tuple[int, ...] = (), **more
+    ) -> None:
         self.engine.submit(Sequence(name, prompt, max_tokens, SamplingPlan(), 0, frozenset(eos), **more))
 
     def until(self, name: str, last=lambda output: output.finish) -> list[Output]:

@@ -35,15 +35,20 @@ def test_temperature_zero_is_the_most_likely_token(logits):
 
 
 @settings(max_examples=40)
-@given(LOGITS, st.floats(0.3, 2), st.floats(0.05, 0.999), st.integers(0, 45), st.floats(0, 0.5), st.integers(0, 2**63))
+@given(
+    LOGITS,
+    st.floats(0.3, 2),
+    st.floats(0.05, 0.999),
+    st.integers(0, 45),
+    st.floats(0, 0.5),
+    st.integers(0, 2**63),
+)
 def test_only_tokens_inside_every_cut_are_drawn(logits, temperature, top_p, top_k, min_p, seed):
     plan = SamplingPlan(temperature, top_p, top_k, min_p)
     drawn = {int(sample(mx.array(logits), plan, seed, index).item()) for index in range(8)}
     x = np.exp(np.array(logits) - max(logits))
     near = {  # ids whose place on an edge float32 may round to the other side
-        i
-        for i in range(len(logits))
-        if min_p and abs(x[i] - min_p) < 1e-5 * max(1, min_p)
+        i for i in range(len(logits)) if min_p and abs(x[i] - min_p) < 1e-5 * max(1, min_p)
     }
     total = np.sort(x / x.sum())[::-1]
     if np.any(np.abs(np.cumsum(total) - top_p) < 1e-5):
@@ -72,7 +77,9 @@ def test_frequencies_follow_the_tempered_softmax():
 
 
 def test_the_key_of_a_token_depends_on_seed_and_index_alone():
-    keys = {tuple(token_key(seed, index).tolist()) for seed in (0, 1, 2**63, 2**64 - 1) for index in range(50)}
+    keys = {
+        tuple(token_key(seed, index).tolist()) for seed in (0, 1, 2**63, 2**64 - 1) for index in range(50)
+    }
     assert len(keys) == 200
     assert token_key(7, 3).tolist() == token_key(7, 3).tolist()
 

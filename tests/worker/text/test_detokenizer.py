@@ -53,7 +53,9 @@ def stream(tokenizer: TextTokenizer, ids: list[int]) -> list[str]:
     return [*(detokenizer.feed(i) for i in ids), detokenizer.flush()]
 
 
-@pytest.mark.parametrize("text", ["👩‍👩‍👧‍👦 and 🇨🇭", "東京 タワー", "naïve café", "a\n\n  b\t", "안녕하세요 세계"])
+@pytest.mark.parametrize(
+    "text", ["👩‍👩‍👧‍👦 and 🇨🇭", "東京 タワー", "naïve café", "a\n\n  b\t", "안녕하세요 세계"]
+)
 @pytest.mark.parametrize("make", [byte_level, sentencepiece])
 def test_characters_split_over_tokens_come_out_whole(make, text):
     tokenizer = make()

@@ -35,7 +35,9 @@ def test_special_tokens_may_come_from_the_map_file(folder):
 
 def test_a_rendered_prompt_gets_nothing_added_and_plain_text_gets_one_bos(folder):
     core = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    core.post_processor = processors.TemplateProcessing("<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])
+    core.post_processor = processors.TemplateProcessing(
+        "<|im_start|> $A", special_tokens=[("<|im_start|>", 1)]
+    )
     core.save(str(folder / "tokenizer.json"))
     tokenizer = load_tokenizer(folder)
     plain = tokenizer.encode_text("hi")
