@@ -127,11 +127,9 @@ class ChatStream:
         if not self._opened:
             self._opened = True
             frames.append(self._chunk(Delta(role="assistant", content="")))
+        frames += sse.prefill_comments(events)
         for is_reasoning, text in runs(events):
             frames.append(self._reasoning_frame(text) if is_reasoning else self._content_frame(text))
-        for event in events:
-            if isinstance(event, wire.Prefill):
-                frames.append(sse.comment(f"prefill {event.done}/{event.total}"))
         return b"".join(frames)
 
     def finish(self, finish: wire.Finish) -> bytes:

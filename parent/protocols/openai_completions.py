@@ -103,10 +103,7 @@ class TextStream:
     def feed(self, events: list[wire.Event]) -> bytes:
         """One chunk with the text of the batch; comments for prefill."""
         text = "".join(event.text for event in events if isinstance(event, (wire.Text, wire.Reasoning)))
-        frames = [self._text_frame(text)] if text else []
-        for event in events:
-            if isinstance(event, wire.Prefill):
-                frames.append(sse.comment(f"prefill {event.done}/{event.total}"))
+        frames = sse.prefill_comments(events) + ([self._text_frame(text)] if text else [])
         return b"".join(frames)
 
     def finish(self, finish: wire.Finish) -> bytes:

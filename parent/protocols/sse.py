@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from shared import wire
+
 _encode = msgspec.json.Encoder().encode
 
 HEADERS: list[tuple[bytes, bytes]] = [
@@ -46,3 +48,10 @@ def named(event: str, payload: Any, event_id: int | None = None) -> bytes:
 def comment(text: str) -> bytes:
     """What clients skip but connections notice."""
     return f": {text}\n\n".encode()
+
+
+def prefill_comments(events: list[wire.Event]) -> list[bytes]:
+    """Progress of the prompt, for a person who looks at the wire; clients skip it."""
+    return [
+        comment(f"prefill {event.done}/{event.total}") for event in events if isinstance(event, wire.Prefill)
+    ]

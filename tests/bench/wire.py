@@ -1,11 +1,11 @@
 """What one event costs on its way through the parent: `python -m tests.bench.wire`.
 
 32 streams from the fake worker, one event per 20 ms each, all in one step, as an engine's rows are
-(`--independent`: each at its own time, where every event wakes every process for itself). Row "parent": a whole `mlxd serve`, from the worker's
-socket to the client's, CPU of the parent process alone. Rows "reader …": only the parent's end of the data
-channel (read, parse, decode), with our client and, for comparison, with httpx2 and with h11.
-Latency is from the moment the worker writes an event to the moment the client has read it (one machine, one
-clock); worker, parent and load share its cores.
+(`--independent`: each at its own time, where every event wakes every process for itself). Row "parent": a
+whole server, from the worker's socket to the client's, CPU of the parent process alone. Rows "reader …": only
+the parent's end of the data channel (read, parse, decode), with our client and, for comparison, with httpx2
+and with h11. Latency is from the moment the worker writes an event to the moment the client has read it (one
+machine, one clock); worker, parent and load share its cores.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def main() -> None:
             run = measure_reader(Path(folder), options.streams, READERS[options.reader])
             print(json.dumps(uvloop.run(run)))
             return
-        rows = {"parent": uvloop.run(measure_parent(Path(folder), options.streams))}
+        rows = {"parent": measure_parent(Path(folder), options.streams)}
     for reader in READERS:
         arguments = ["--reader", reader, "--streams", str(options.streams), "--tokens", str(options.tokens)]
         arguments += ["--ms", str(options.ms), *(["--independent"] if options.independent else [])]
@@ -84,25 +84,27 @@ def summary(cpu_s: float, latencies: Latencies) -> dict[str, Any]:
 # ---------------------------------------------------------------- the whole parent
 
 
-async def measure_parent(folder: Path, streams: int) -> dict[str, Any]:
-    """CPU of the parent process while 32 clients read."""
+def measure_parent(folder: Path, streams: int) -> dict[str, Any]:
+    """CPU of the parent process while the clients read."""
     settings = {"data_dir": str(folder / "data"), "port": 0, "queue_limit": 256}
     command = [sys.executable, "-m", "tests.process.serve_fake", json.dumps(settings), str(folder)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
         assert parent.stdout is not None
         url = parent.stdout.readline().decode().strip()
-        port = int(url.rpartition(":")[2])
         try:
-            await _client(port, "warm up fake:" + json.dumps({"tokens": 3, "ms_per_token": 0}))
-            process = psutil.Process(parent.pid)
-            before = process.cpu_times()
-            gathered = await asyncio.gather(*(_client(port, f"stream {n}") for n in range(streams)))
-            after = process.cpu_times()
-            cpu_s = after.user + after.system - before.user - before.system
-            row = summary(cpu_s, [each for latencies in gathered for each in latencies])
-            return row | {"rss_mb": process.memory_info().rss / 1e6}
+            return uvloop.run(_load(psutil.Process(parent.pid), int(url.rpartition(":")[2]), streams))
         finally:
             parent.terminate()
+
+
+async def _load(parent: psutil.Process, port: int, streams: int) -> dict[str, Any]:
+    await _client(port, "warm up fake:" + json.dumps({"tokens": 3, "ms_per_token": 0}))
+    before = parent.cpu_times()
+    gathered = await asyncio.gather(*(_client(port, f"stream {number}") for number in range(streams)))
+    after = parent.cpu_times()
+    cpu_s = after.user + after.system - before.user - before.system
+    row = summary(cpu_s, [each for latencies in gathered for each in latencies])
+    return row | {"rss_mb": parent.memory_info().rss / 1e6}
 
 
 async def _client(port: int, text: str) -> Latencies:
