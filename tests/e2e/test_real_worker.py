@@ -2,8 +2,11 @@
 
 import concurrent.futures
 import json
+import os
 import shutil
+import signal
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import pytest
 
 from tests.e2e.real import serving
 from tests.oracles.checkpoints import reference, write_case
-from tests.process.harness import Served, chat, content, until
+from tests.process.harness import DEADLINE_S, Served, chat, content, is_running, until
 
 CASE = "llama_tied"
 
@@ -141,6 +144,44 @@ def test_crash_of_the_real_worker_in_mid_stream_does_not_show_in_the_text(model_
         engine = server.wait_state("ready")
         assert engine["last_exit"]["signal"] == "SIGKILL"
         assert engine["epoch"] == 2
+
+
+def test_shutdown_lets_a_running_answer_of_the_real_worker_finish(model_dir, tmp_path):
+    with serving(model_dir, tmp_path) as server:
+        server.wait_state("ready")
+        asked = chat("the cat", stream=True, max_tokens=400, temperature=1.2, seed=9)
+        with server.http.stream("POST", "/v1/chat/completions", json=asked) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert "data: [DONE]" in rest
+        assert server.process.wait(DEADLINE_S) == 0
+        assert not list((server.data_dir / "run").glob("*.sock"))
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped by SIGSTOP"])
+def test_shutdown_by_kill_of_the_parent_leaves_no_real_worker(model_dir, tmp_path, stopped):
+    with serving(model_dir, tmp_path) as server:
+        pid = server.wait_state("ready")["pid"]
+        if stopped:
+            if sys.platform != "linux":
+                pytest.skip("only Linux ends a stopped child with its parent")
+            os.kill(pid, signal.SIGSTOP)
+        server.process.kill()
+        server.process.wait(DEADLINE_S)
+        until(lambda: not is_running(pid), "the worker is gone")
+
+
+def test_crash_by_hanging_is_noticed_and_the_stacks_of_the_real_worker_are_kept(model_dir, tmp_path):
+    """A worker that stands still is replaced; a request that comes meanwhile is answered."""
+    with serving(model_dir, tmp_path, "--heartbeat", "2s") as server:
+        pid = server.wait_state("ready")["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: server.engine()["epoch"] == 2, "a new worker")
+        assert server.ask("the", max_tokens=3).status_code == 200
+        assert "heartbeat" in json.dumps(server.engine()["last_exit"])
+        until(lambda: not is_running(pid), "the hung worker is gone")
 
 
 BROKEN = {
