@@ -47,10 +47,11 @@ class Bus:
             for event in [event for event in self._ring if event.id > after]:
                 after = event.id
                 yield event
+            if arrived is not self._arrived:
+                continue  # something came while the subscriber was busy
             if self._closed:
                 return
-            if arrived is self._arrived:
-                await arrived.wait()
+            await arrived.wait()
 
     def _wake(self) -> None:
         self._arrived.set()

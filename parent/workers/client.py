@@ -61,6 +61,7 @@ class _Connection(asyncio.Protocol):
         self.body = b""
         self.status = 0
         self.complete = False
+        self.reusable = False
         self.fault: Refused | None = None
         self._held = 0
         self._paused = False
@@ -114,6 +115,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self.complete = True
+        self.reusable = self.parser.should_keep_alive()  # true only here
         self._settle()
 
     # ------------------------------------------------------------ reading
@@ -285,7 +287,7 @@ class WorkerClient:
         self._busy.discard(connection)
         if connection.lost:
             return
-        if connection.complete and not self._closed and connection.parser.should_keep_alive():
+        if connection.reusable and not self._closed:
             self._idle.append(connection)
         else:
             connection.abort()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parent.protocols import PROTOCOLS, openai_chat, openai_completions
-from parent.protocols.base import STATUS, Answer, Meta, retry_headers
+from parent.protocols.base import Answer, Meta, retry_headers
 from shared import wire
 from shared.errors import RETRYABLE, ErrorCode, Failure, Refused
 
