@@ -14,7 +14,18 @@ from tests.process.harness import DEADLINE_S, ROOT, Served, is_running, until
 def serving(model_dir: Path, tmp_path: Path, *flags: str) -> Iterator[Served]:
     """A running server; ends with no process left, its workers included."""
     environment = {**os.environ, "MLXD_DATA_DIR": str(tmp_path / "data"), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-P", "-m", "parent", "serve", str(model_dir), "--no-open", "--port", "0", *flags]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "parent",
+        "serve",
+        str(model_dir),
+        "--no-open",
+        "--port",
+        "0",
+        *flags,
+    ]
     with open(tmp_path / "stderr", "a") as stderr:
         process = subprocess.Popen(
             command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=stderr, text=True

@@ -77,7 +77,8 @@ def test_where_templates_are_found(tmp_path, files, config, tools, expected):
 
 RAISES = (
     "{% for message in messages %}"
-    "{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
     "{{ message.content }}{% endfor %}"
 )
 
