@@ -27,11 +27,6 @@ class Lines:
         self._held = 0
         self._max = max_line
 
-    @property
-    def is_empty(self) -> bool:
-        """True when no part of a line is held: the next chunk starts a line."""
-        return self._held == 0
-
     def feed(self, chunk: bytes) -> list[bytes]:
         """Raises `LineTooLong` when a line outgrows the bound, however it was cut into chunks."""
         head, newline, rest = chunk.partition(b"\n")

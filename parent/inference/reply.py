@@ -5,7 +5,6 @@ long. A failure before that is a status and a JSON body; after it, one error fra
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 
 from parent.protocols import sse
@@ -40,10 +39,13 @@ async def send_failure(send: asgi.Send, protocol: Protocol, failure: Failure) ->
 
 
 async def send_stream(
-    send: asgi.Send, protocol: Protocol, meta: Meta, work: Work, keepalive_s: float
+    send: asgi.Send, body_send: asgi.Send, protocol: Protocol, meta: Meta, work: Work, keepalive_s: float
 ) -> None:
-    """The answer as it comes: one send per batch of events."""
-    stream = _Stream(send, protocol.stream(meta), keepalive_s)
+    """The answer as it comes: one send per batch of events.
+
+    `body_send` takes the pieces of the body; it may be the server's own, past what only looks at headers.
+    """
+    stream = _Stream(send, body_send, protocol.stream(meta), keepalive_s)
     try:
         await work(stream.emit)
         last = stream.last
@@ -61,14 +63,19 @@ async def send_stream(
 class _Stream:
     """Encodes and sends; after `keepalive_s` of silence a comment. One timer, none per event."""
 
-    def __init__(self, send: asgi.Send, encoder: CompletionStreamProtocol, keepalive_s: float) -> None:
+    def __init__(
+        self,
+        send: asgi.Send,
+        body_send: asgi.Send,
+        encoder: CompletionStreamProtocol,
+        keepalive_s: float,
+    ) -> None:
         self.encoder = encoder
         self.started = False
         self.last = b""  # the terminal frames, kept back for the last write
-        self._send = send
+        self._start, self._send = send, body_send
         self._keepalive_s = keepalive_s
-        self._wrote_at = time.monotonic()
-        self._writing = False
+        self._quiet = True
         self._keeper = asyncio.get_running_loop().create_task(self._keep_alive())
 
     async def emit(self, events: list[wire.Event]) -> None:
@@ -78,27 +85,27 @@ class _Stream:
             opening = self.encoder.feed(events[:-1]) if len(events) > 1 else b""
             self.last = opening + self.encoder.finish(finish)
         elif frames := self.encoder.feed(events):
-            await self.write(frames)
+            if self.started:  # the token path: `write` without its detours
+                self._quiet = False
+                await self._send({"type": "http.response.body", "body": frames, "more_body": True})
+            else:
+                await self.write(frames)
 
     async def write(self, frames: bytes, *, more: bool = True) -> None:
-        self._wrote_at = time.monotonic()
-        self._writing = True
+        self._quiet = False
         if not self.started:
             self.started = True
-            await asgi.start(self._send, 200, sse.HEADERS)
+            await asgi.start(self._start, 200, sse.HEADERS)
         await self._send({"type": "http.response.body", "body": frames, "more_body": more})
-        self._writing = False
 
     def stop(self) -> None:
         """No comment any more."""
         self._keeper.cancel()
 
     async def _keep_alive(self) -> None:
+        """A whole period without a write means silence. A client that does not read holds this up, rightly."""
         while True:
-            silent_s = time.monotonic() - self._wrote_at
-            if silent_s < self._keepalive_s:
-                await asyncio.sleep(self._keepalive_s - silent_s)
-            elif self._writing:  # the client does not read: nothing to keep alive
-                await asyncio.sleep(self._keepalive_s)
-            else:
+            self._quiet = True
+            await asyncio.sleep(self._keepalive_s)
+            if self._quiet:
                 await self.write(sse.KEEP_ALIVE)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -32,24 +31,17 @@ async def run_job(
     Raises `Refused` with the job's own failure, or with how its process ended. When the caller is cancelled
     (SIGINT under `asyncio.run`) the worker is told, terminated, killed, and gone before this returns.
     """
-    ours, theirs = socket.socketpair()
+    environment = launcher.worker_environment(worker_env or {})
     try:
-        process = launcher.spawn(
-            worker_command or launcher.default_command(),
-            control=theirs,
-            data=None,
-            environment=launcher.worker_environment(worker_env or {}),
-            loop=asyncio.get_running_loop(),
+        process, control_end = launcher.start(
+            worker_command or launcher.default_command(), environment=environment, socket_path=None
         )
     except OSError as error:
-        ours.close()
-        failure = Failure(ErrorCode.ENGINE_UNAVAILABLE, f"the job's worker could not be started: {error}")
-        raise Refused(failure) from None
-    finally:
-        theirs.close()
+        said = f"the job's worker could not be started: {error}"
+        raise Refused(Failure(ErrorCode.ENGINE_UNAVAILABLE, said)) from None
     job = _Job(control.LaunchJob(job_id=uuid.uuid4().hex, spec=spec, output=os.fspath(output)), on_event)
     job.channel = channel = Channel(job.message)
-    await channel.open(ours)
+    await channel.open(control_end)
     try:
         first: list[asyncio.Future[Any]] = [process.exited, job.greeted]
         await asyncio.wait(first, timeout=limits.hello_s, return_when=asyncio.FIRST_COMPLETED)

@@ -11,6 +11,7 @@ from pathlib import Path
 from parent.config import Settings
 from parent.library.catalog import ModelEntry
 from parent.pool.models import not_found, resolve
+from parent.pool.refusal import refusal
 from parent.workers import launcher
 from parent.workers.client import WorkerClient
 from parent.workers.states import Limits, State
@@ -156,7 +157,7 @@ class Pool:
                     if supervisor.state is State.READY and supervisor.client is not None:
                         return supervisor.client
                     supervisor.want()
-                    failure = supervisor.refusal()
+                    failure = refusal(supervisor)
                     if failure is not None:
                         raise Refused(failure)
                     await supervisor.changed()

@@ -114,22 +114,24 @@ class ChatStream:
         self._meta = meta
         self._opened = False
         # A content chunk is the same but for its text: encoded once, then only the text (the token path).
-        self._content_frame = sse.template(self._chunk(Delta(content=sse.MARK)))
-        self._reasoning_frame = sse.template(self._chunk(Delta(reasoning_content=sse.MARK)))
+        self._content = sse.around(self._chunk(Delta(content=sse.MARK)))
+        self._reasoning = sse.around(self._chunk(Delta(reasoning_content=sse.MARK)))
 
     def feed(self, events: list[wire.Event]) -> bytes:
         """The primer goes with the first event; text and reasoning of a batch go in one chunk per run."""
         if len(events) == 1 and self._opened:  # nearly always
             only = events[0]
-            if isinstance(only, wire.Text):
-                return self._content_frame(only.text) if only.text else b""
+            if isinstance(only, wire.Text) and only.text:
+                before, after = self._content
+                return before + sse.encode(only.text) + after
         frames = []
         if not self._opened:
             self._opened = True
             frames.append(self._chunk(Delta(role="assistant", content="")))
         frames += sse.prefill_comments(events)
         for is_reasoning, text in runs(events):
-            frames.append(self._reasoning_frame(text) if is_reasoning else self._content_frame(text))
+            before, after = self._reasoning if is_reasoning else self._content
+            frames.append(before + sse.encode(text) + after)
         return b"".join(frames)
 
     def finish(self, finish: wire.Finish) -> bytes:

@@ -98,12 +98,14 @@ class TextStream:
 
     def __init__(self, meta: Meta) -> None:
         self._meta = meta
-        self._text_frame = sse.template(self._frame([Choice(0, sse.MARK, None)]))
+        self._before, self._after = sse.around(self._frame([Choice(0, sse.MARK, None)]))
 
     def feed(self, events: list[wire.Event]) -> bytes:
         """One chunk with the text of the batch; comments for prefill."""
         text = "".join(event.text for event in events if isinstance(event, (wire.Text, wire.Reasoning)))
-        frames = sse.prefill_comments(events) + ([self._text_frame(text)] if text else [])
+        frames = sse.prefill_comments(events)
+        if text:
+            frames.append(self._before + sse.encode(text) + self._after)
         return b"".join(frames)
 
     def finish(self, finish: wire.Finish) -> bytes:

@@ -1,13 +1,13 @@
 """Server-sent events: frames and comments as bytes. Pure."""
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from shared import wire
 
-_encode = msgspec.json.Encoder().encode
+encode = msgspec.json.Encoder().encode
+"""A value as JSON; of a string, the JSON string."""
 
 HEADERS: list[tuple[bytes, bytes]] = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -20,29 +20,25 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 def data(payload: Any) -> bytes:
     """One frame without a name. JSON holds no raw newline, so one `data:` line is enough."""
-    return b"data: %b\n\n" % _encode(payload)
+    return b"data: %b\n\n" % encode(payload)
 
 
 MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
 
 
-def template(frame: bytes) -> Callable[[str], bytes]:
-    """A function from text to this frame with the text in place of `MARK` (the last one in the frame).
+def around(frame: bytes) -> tuple[bytes, bytes]:
+    """What stands before and after the JSON string `MARK` (its last one) in a frame.
 
     All content chunks of a stream differ only in their text, so the rest is encoded once.
     """
-    before, _, after = frame.rpartition(_encode(MARK))
-
-    def fill(text: str) -> bytes:
-        return before + _encode(text) + after
-
-    return fill
+    before, _, after = frame.rpartition(encode(MARK))
+    return before, after
 
 
 def named(event: str, payload: Any, event_id: int | None = None) -> bytes:
     """One frame with a name, and an id for `Last-Event-ID` where given."""
     head = f"id: {event_id}\n" if event_id is not None else ""
-    return b"%bevent: %b\ndata: %b\n\n" % (head.encode(), event.encode(), _encode(payload))
+    return b"%bevent: %b\ndata: %b\n\n" % (head.encode(), event.encode(), encode(payload))
 
 
 def comment(text: str) -> bytes:

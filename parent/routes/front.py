@@ -19,7 +19,7 @@ _SAFE = (b"x-content-type-options", b"nosniff")
 
 
 class Front:
-    """An ASGI app around the router. `scope["request_id"]` is set for what is behind it."""
+    """An ASGI app around the router. `scope` gets `request_id` and `body_send` for what is behind it."""
 
     def __init__(self, app: asgi.App, policy: Policy) -> None:
         self.app = app
@@ -32,6 +32,7 @@ class Front:
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12).encode()
         scope["request_id"] = request_id.decode()
         scope["app"] = self  # so that the router raises its 405 instead of writing plain text
+        scope["body_send"] = send  # for the pieces of a stream, which need no header
         started = False
 
         async def tell(message: asgi.Message) -> None:

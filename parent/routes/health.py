@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from parent.pool.pool import Pool
+from parent.pool.refusal import refusal
 from parent.workers.states import State
 from parent.workers.supervisor import Supervisor
 from shared import asgi
@@ -25,13 +26,13 @@ class Health:
     async def ready(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         supervisor = self._first()
         is_ready = supervisor.state is State.READY and not self.pool.is_closing
-        refusal = supervisor.refusal()
+        failure = refusal(supervisor)
         answer = {
             "ready": is_ready,
             "state": "closing" if self.pool.is_closing else supervisor.state,
             "model": supervisor.launch.model_id,
             "progress": supervisor.progress if supervisor.state is State.LOADING else None,
-            "reason": refusal.message if refusal else None,
+            "reason": failure.message if failure else None,
         }
         await _json(send, 200 if is_ready else 503, answer)
 

@@ -39,7 +39,9 @@ class InferenceRoute:
         async def work() -> None:
             forward = partial(self.forwarder.forward, model, request)
             if asked.stream:
-                await send_stream(send, protocol, meta, forward, self.settings.keepalive_s)
+                await send_stream(
+                    send, scope["body_send"], protocol, meta, forward, self.settings.keepalive_s
+                )
             else:
                 await send_answer(send, protocol, meta, forward)
 

@@ -63,6 +63,7 @@ class _Connection(asyncio.Protocol):
         self.complete = False
         self.reusable = False
         self.fault: Refused | None = None
+        self._line_open = False
         self._held = 0
         self._paused = False
         self._waiter: asyncio.Future[None] | None = None
@@ -87,7 +88,9 @@ class _Connection(asyncio.Protocol):
         if self._held > HIGH_WATER and not self._paused and self.transport is not None:
             self._paused = True
             self.transport.pause_reading()
-        self._wake()
+        waiter, self._waiter = self._waiter, None  # `_wake`, without the call: this is the token path
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
@@ -106,10 +109,11 @@ class _Connection(asyncio.Protocol):
                 self._break(f"the worker's answer is longer than {MAX_ANSWER} bytes")
             return
         try:
-            if body.endswith(b"\n") and self.lines.is_empty:  # nearly always
+            if not self._line_open and body.endswith(b"\n"):  # nearly always
                 self.events += _decode_whole_lines(body)
             else:
                 self.events += [_decode_event(line) for line in self.lines.feed(body)]
+                self._line_open = not body.endswith(b"\n")
         except (ndjson.LineTooLong, msgspec.ValidationError, msgspec.DecodeError) as error:
             self._break(f"the worker's event cannot be read: {error}")
 
@@ -175,8 +179,12 @@ class EventStream:
                 raise connection.fault
             if connection.complete or connection.lost:
                 raise WorkerLost("the worker was lost in the middle of an answer")
-            await connection.arrival()
-        events = connection.take()
+            connection._waiter = arrival = connection.loop.create_future()
+            await arrival
+        if connection._paused:
+            events = connection.take()
+        else:  # `take`, without the call
+            events, connection.events, connection._held = connection.events, [], 0
         self._ended = isinstance(events[-1], _LAST)
         return events
 

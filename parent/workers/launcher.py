@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 RING_LINES = 200
 TAIL_LINES = 12
 
@@ -56,8 +58,18 @@ def remove_socket(path: str) -> None:
         Path(path).unlink(missing_ok=True)
 
 
+class LastExit(msgspec.Struct, frozen=True):
+    """How a worker's process ended. `signal` is its name, "" where it left by itself."""
+
+    code: int | None
+    signal: str
+    reason: str
+    stderr: list[str]
+    epoch: int
+
+
 class Process:
-    """A spawned worker: its pid, its output ring, its end. Made by `spawn`."""
+    """A spawned worker: its pid, its output ring, its end. Made by `start`."""
 
     def __init__(self, popen: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> None:
         self.pid = popen.pid
@@ -100,32 +112,34 @@ class Process:
             os.killpg(self.pid, number)
 
 
-def spawn(
-    command: Sequence[str],
-    *,
-    control: socket.socket,
-    data: socket.socket | None,
-    environment: dict[str, str],
-    loop: asyncio.AbstractEventLoop,
-) -> Process:
-    """Start a worker that inherits its ends of both channels. Raises OSError when it cannot be started."""
-    inherited = [control, *([data] if data else [])]
-    popen = subprocess.Popen(
-        [
-            *command,
-            "--control-fd",
-            str(control.fileno()),
-            "--data-fd",
-            str(data.fileno() if data else -1),
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        pass_fds=[end.fileno() for end in inherited],
-        start_new_session=True,
-    )
-    return Process(popen, loop)
+def start(
+    command: Sequence[str], *, environment: dict[str, str], socket_path: Path | None
+) -> tuple[Process, socket.socket]:
+    """Start a worker that inherits its ends of both channels (without `socket_path` only the control channel).
+
+    Returns it and our end of its control channel. Raises OSError when it cannot be started. Call it on the
+    event loop.
+    """
+    with contextlib.ExitStack() as on_failure:
+        ours, theirs = socket.socketpair()
+        on_failure.callback(ours.close)
+        with contextlib.ExitStack() as theirs_only:
+            inherited = [theirs_only.enter_context(theirs)]
+            if socket_path is not None:
+                inherited.append(theirs_only.enter_context(bind_socket(socket_path)))
+            numbers = [end.fileno() for end in inherited]
+            data_fd = numbers[1] if socket_path is not None else -1
+            popen = subprocess.Popen(
+                [*command, "--control-fd", str(numbers[0]), "--data-fd", str(data_fd)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                pass_fds=numbers,
+                start_new_session=True,
+            )
+        on_failure.pop_all()
+    return Process(popen, asyncio.get_running_loop()), ours
 
 
 def signal_name(code: int | None) -> str:

@@ -1,6 +1,6 @@
 """The one owner of one worker: an event goes into table W, its effects come out and are performed here.
 
-Everything runs on the event loop. The rest of the parent looks at `state`, `client`, `refusal()` and `view()`,
+Everything runs on the event loop. The rest of the parent looks at `state`, `client` and `view()`,
 calls `want`, `unwant`, `restart` and `stop`, and is told of every change through `on_change`.
 """
 
@@ -9,13 +9,10 @@ import contextlib
 import contextvars
 import logging
 import signal
-import socket
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from parent.workers import launcher
 from parent.workers.channel import Channel
@@ -33,16 +30,6 @@ _SIGNALS = {
     Effect.TERMINATE: signal.SIGTERM,
     Effect.KILL: signal.SIGKILL,
 }
-
-
-class LastExit(msgspec.Struct, frozen=True):
-    """How the last process of this worker ended. `signal` is its name, "" where it left by itself."""
-
-    code: int | None
-    signal: str
-    reason: str
-    stderr: list[str]
-    epoch: int
 
 
 class Supervisor:
@@ -68,7 +55,7 @@ class Supervisor:
         self.stats = wire.WorkerStats()
         self.progress = control.Progress("")
         self.verdict = Verdict.ALIVE
-        self.last_exit: LastExit | None = None
+        self.last_exit: launcher.LastExit | None = None
         self.pid: int | None = None
         self.socket_path = ""
         self._command, self._environment = command, environment
@@ -129,25 +116,6 @@ class Supervisor:
             await self.changed()
         for task in list(self._tasks):
             await asyncio.wait({task})
-
-    def refusal(self) -> Failure | None:
-        """Why a request cannot be served and should not wait, or None."""
-        life = self.life
-        if life.state is State.FAILED and life.permanent is not None:
-            return Failure(
-                _not_the_clients(life.permanent.code),
-                f"{self.launch.model_id} cannot be served: {life.permanent.message}",
-            )
-        if life.state is State.EXHAUSTED:
-            wait = max(1.0, life.half_open_at - time.monotonic())
-            reason = self.last_exit.reason if self.last_exit else "its worker keeps dying"
-            return Failure(
-                ErrorCode.ENGINE_UNAVAILABLE,
-                f"the worker of {self.launch.model_id} died too often and is not restarted for now "
-                f"({reason}); try again later or POST /admin/workers/{self.launch.model_id}/restart",
-                retry_after_s=wait,
-            )
-        return None
 
     def view(self) -> dict[str, Any]:
         """The state for `/engine` and the event stream."""
@@ -308,34 +276,22 @@ class Supervisor:
         """One process from spawn to exit."""
         self.facts, self.stats, self.verdict = None, wire.WorkerStats(), Verdict.ALIVE
         self.progress = control.Progress("start")
-        ours, theirs = socket.socketpair()
-        listener: socket.socket | None = None
         path = self._runtime_dir / f"{self._name}-{epoch}.sock"
         try:
-            listener = launcher.bind_socket(path)
-            self._process = launcher.spawn(
-                self._command,
-                control=theirs,
-                data=listener,
-                environment=self._environment,
-                loop=asyncio.get_running_loop(),
+            process, control_end = launcher.start(
+                self._command, environment=self._environment, socket_path=path
             )
         except OSError as error:
-            ours.close()
             failure = Failure(ErrorCode.ENGINE_UNAVAILABLE, f"the worker could not be started: {error}")
             self._post(Signal(Event.EXIT, failure))
             return
-        finally:
-            theirs.close()
-            if listener is not None:
-                listener.close()
-        self.pid, self.socket_path = self._process.pid, str(path)
+        self._process, self.pid, self.socket_path = process, process.pid, str(path)
         self._channel = channel = Channel(lambda message: self._message(epoch, message))
-        await channel.open(ours)
+        await channel.open(control_end)
         if self.state is not State.SPAWNING:  # stopped while it was being spawned
             channel.send(control.Shutdown())
         self._on_change()
-        code = await self._ended(self._process, channel)
+        code = await self._ended(process, channel)
         said = f"the worker {launcher.describe_exit(code)}"
         self._post(Signal(Event.EXIT, Failure(ErrorCode.ENGINE_UNAVAILABLE, said), code))
 
@@ -362,8 +318,7 @@ class Supervisor:
 
     async def _reclaim(self, epoch: int) -> None:
         """Clear away what the process left: its group, its socket, its output."""
-        code = None
-        tail: list[str] = []
+        code, tail = None, list[str]()
         if self._process is not None:
             self._process.signal(signal.SIGKILL)  # grandchildren
             code = self._process.exited.result()
@@ -376,7 +331,7 @@ class Supervisor:
             self.life.failure.message if self.life.failure else f"stopped ({launcher.describe_exit(code)})"
         )
         name = launcher.signal_name(code)
-        self.last_exit = LastExit(code, name, reason, tail, epoch)
+        self.last_exit = launcher.LastExit(code, name, reason, tail, epoch)
         self._process = self._channel = self._watchdog = None
         self.pid, self.socket_path = None, ""
         event(log, "worker.exit", model=self.launch.model_id, code=code, reason=reason, epoch=epoch)
@@ -391,8 +346,3 @@ def wire_mismatch(hello: control.Hello) -> Failure | None:
         f"the worker is mlxd {hello.version} (wire {hello.wire}), this is mlxd {VERSION} (wire {WIRE}); "
         "reinstall so that both are of one version",
     )
-
-
-def _not_the_clients(code: ErrorCode) -> ErrorCode:
-    """`unsupported` of a request is the client's fault; of a model directory it is not."""
-    return ErrorCode.BAD_CHECKPOINT if code is ErrorCode.UNSUPPORTED else code
