@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from parent.config import Settings
+from parent.workers import one_row
 from shared.errors import ErrorCode, refuse
 
 # In the order of preference: threads of its own beat OpenMP (no clash with another runtime), both beat the
@@ -76,10 +77,15 @@ def worker_env(settings: Settings) -> tuple[dict[str, str], str]:
     """
     chosen = choose(settings)
     line = f"{chosen.description}; {chosen.advice}" if chosen.advice else chosen.description
+    preload = [chosen.path, os.environ.get("LD_PRELOAD", "")]
+    if chosen.path:
+        front = one_row.build(chosen.path, settings.data_dir / "cache")
+        if front is not None:
+            preload.insert(0, str(front))
+            line += ", one-row products by gemv"
     env = {"MLXD_BLAS_NAME": line}
     if chosen.path:
-        before = os.environ.get("LD_PRELOAD", "")
-        env["LD_PRELOAD"] = f"{chosen.path}:{before}".rstrip(":")
+        env["LD_PRELOAD"] = ":".join(filter(None, preload))
     return env, line
 
 

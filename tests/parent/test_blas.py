@@ -100,12 +100,12 @@ def test_the_best_candidate_is_preloaded_before_what_was_there(
         pytest.skip(f"this machine has none: {chosen.advice}")
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     env, description = worker_env(settings(tmp_path))
-    assert env["LD_PRELOAD"] == chosen.path
+    assert [path for path in env["LD_PRELOAD"].split(":") if "one_row" not in path] == [chosen.path]
     assert env["MLXD_BLAS_NAME"] == description
     assert chosen.path in description
     other = str(a_library_without_blas())
     monkeypatch.setenv("LD_PRELOAD", other)
-    assert worker_env(settings(tmp_path))[0]["LD_PRELOAD"] == f"{chosen.path}:{other}"
+    assert worker_env(settings(tmp_path))[0]["LD_PRELOAD"].endswith(f"{chosen.path}:{other}")
 
 
 @linux_only
