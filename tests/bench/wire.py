@@ -1,11 +1,16 @@
 """What one event costs on its way through the parent: `python -m tests.bench.wire`.
 
 32 streams from the fake worker, one event per 20 ms each, all in one step, as an engine's rows are
-(`--independent`: each at its own time, where every event wakes every process for itself). Row "parent": a
-whole server, from the worker's socket to the client's, CPU of the parent process alone. Rows "reader …": only
-the parent's end of the data channel (read, parse, decode), with our client and, for comparison, with httpx2
-and with h11. Latency is from the moment the worker writes an event to the moment the client has read it (one
-machine, one clock); worker, parent and load share its cores.
+(`--independent`: each at its own time, where every event wakes every process for itself).
+
+- "parent": a whole server, from the worker's socket to the client's; CPU of the parent process alone.
+- "blind proxy": a process that only copies bytes from socket to socket: what the reads, writes and wake-ups
+  cost on this machine, whatever is done with the bytes.
+- "reader …": only the parent's end of the data channel (read, parse, decode), with our client and, for
+  comparison, with h11 and with httpx2.
+
+Latency is from the moment the worker writes an event to the moment the client has read it (one machine, one
+clock); worker, parent and load share its cores.
 """
 
 import argparse
@@ -46,6 +51,7 @@ def main() -> None:
     parser.add_argument("--ms", type=float, default=20.0)
     parser.add_argument("--independent", action="store_true", help="streams step each at its own time")
     parser.add_argument("--reader", choices=READERS, help=argparse.SUPPRESS)
+    parser.add_argument("--proxy", help=argparse.SUPPRESS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mlxd-bench-") as folder:
         script = {"ms_per_token": options.ms, "tokens": options.tokens, "stamp": True}
@@ -55,7 +61,13 @@ def main() -> None:
             run = measure_reader(Path(folder), options.streams, READERS[options.reader])
             print(json.dumps(uvloop.run(run)))
             return
-        rows = {"parent": measure_parent(Path(folder), options.streams)}
+        if options.proxy:
+            uvloop.run(blind_proxy(Path(options.proxy)))
+            return
+        rows = {
+            "parent": measure_parent(Path(folder), options.streams),
+            "blind proxy": measure_proxy(Path(folder), options.streams),
+        }
     for reader in READERS:
         arguments = ["--reader", reader, "--streams", str(options.streams), "--tokens", str(options.tokens)]
         arguments += ["--ms", str(options.ms), *(["--independent"] if options.independent else [])]
@@ -97,27 +109,75 @@ def measure_parent(folder: Path, streams: int) -> dict[str, Any]:
             parent.terminate()
 
 
-async def _load(parent: psutil.Process, port: int, streams: int) -> dict[str, Any]:
-    await _client(port, "warm up fake:" + json.dumps({"tokens": 3, "ms_per_token": 0}))
+def measure_proxy(folder: Path, streams: int) -> dict[str, Any]:
+    """CPU of a process that only copies bytes."""
+    command = [sys.executable, "-m", "tests.bench.wire", "--proxy", str(folder)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as proxy:
+        assert proxy.stdout is not None
+        port = int(proxy.stdout.readline())
+        try:
+            return uvloop.run(_load(psutil.Process(proxy.pid), port, streams, "/generate"))
+        finally:
+            proxy.terminate()
+
+
+async def blind_proxy(folder: Path) -> None:
+    """Copy what a client sends to a worker of our own and what it answers to the client."""
+    loop = asyncio.get_running_loop()
+    supervisor = await start_worker(folder)
+
+    class Up(asyncio.Protocol):
+        def __init__(self, down: asyncio.Transport) -> None:
+            self.down = down
+
+        def data_received(self, data: bytes) -> None:
+            self.down.write(data)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.down.close()
+
+    async def copy(down: asyncio.Transport, request: bytes) -> None:
+        up, _ = await loop.create_unix_connection(lambda: Up(down), supervisor.socket_path)
+        up.write(request)
+
+    class Down(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            self.transport = transport
+
+        def data_received(self, data: bytes) -> None:
+            self.task = loop.create_task(copy(self.transport, data))
+
+    server = await loop.create_server(Down, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+async def _load(
+    parent: psutil.Process, port: int, streams: int, path: str = "/v1/chat/completions"
+) -> dict[str, Any]:
+    await _client(port, path, "warm up fake:" + json.dumps({"tokens": 3, "ms_per_token": 0}))
     before = parent.cpu_times()
-    gathered = await asyncio.gather(*(_client(port, f"stream {number}") for number in range(streams)))
+    gathered = await asyncio.gather(*(_client(port, path, f"stream {number}") for number in range(streams)))
     after = parent.cpu_times()
     cpu_s = after.user + after.system - before.user - before.system
     row = summary(cpu_s, [each for latencies in gathered for each in latencies])
     return row | {"rss_mb": parent.memory_info().rss / 1e6}
 
 
-async def _client(port: int, text: str) -> Latencies:
+async def _client(port: int, path: str, text: str) -> Latencies:
     """One streamed request; as cheap as can be, as it shares the cores with what is measured."""
     loop = asyncio.get_running_loop()
-    body = json.dumps({"stream": True, "messages": [{"role": "user", "content": text}]}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    asked: dict[str, Any] = {"stream": True, "messages": [{"role": "user", "content": text}]}
+    if path == "/generate":
+        asked = {"request_id": "r", "seed": 1, "prompt": {"type": "text", "text": text}}
+    body = json.dumps(asked).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
     transport, load = await loop.create_connection(_Load, "127.0.0.1", port)
     transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
     await load.ended
     transport.close()
     whole = b"".join(chunk for _, chunk in load.read)
-    if b'"error"' in whole or b"data: [DONE]" not in whole:
+    if b'"error"' in whole or b"usage" not in whole:
         raise SystemExit(f"the server says: {whole[-500:].decode()}")
     return [(arrived - int(stamp)) / 1e9 for arrived, chunk in load.read for stamp in _STAMP.findall(chunk)]
 
@@ -146,8 +206,8 @@ Reader = Callable[[str, wire.GenerateRequest], AsyncIterator[list[wire.Event]]]
 Maker = Callable[[str], Reader]
 
 
-async def measure_reader(folder: Path, streams: int, maker: Maker) -> dict[str, Any]:
-    """CPU of this process while it reads from a worker of its own."""
+async def start_worker(folder: Path) -> Supervisor:
+    """A ready fake worker of this process."""
     supervisor = Supervisor(
         control.LaunchModel(model_id="fake", path=str(folder)),
         command=WORKER,
@@ -158,6 +218,12 @@ async def measure_reader(folder: Path, streams: int, maker: Maker) -> dict[str, 
     supervisor.want()
     while supervisor.state is not State.READY:
         await supervisor.changed()
+    return supervisor
+
+
+async def measure_reader(folder: Path, streams: int, maker: Maker) -> dict[str, Any]:
+    """CPU of this process while it reads from a worker of its own."""
+    supervisor = await start_worker(folder)
     read = maker(supervisor.socket_path)
     latencies: Latencies = []
 
