@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import threading
+from typing import NoReturn
 
 from shared.control import (
     Cancel,
@@ -24,6 +25,7 @@ from shared.control import (
 from shared.errors import ErrorCode, Failure, Refused
 from shared.logs import configure
 from worker.control import Control, die_with_parent
+from worker.leave import exit_code, leave
 
 
 def main() -> None:
@@ -52,25 +54,38 @@ def main() -> None:
                 continue  # nothing has begun
 
 
-def _serve(launch: LaunchModel, control: Control, data_fd: int) -> None:
-    import uvloop
+def _serve(launch: LaunchModel, control: Control, data_fd: int) -> NoReturn:
+    """Start reading the weights, then import the rest: half of a start is reading, half is importing."""
+    from worker.engine.engine import Engine
+    from worker.load import begin_load
 
-    from worker.serve import leave, serve
+    def fail(failure: Failure) -> NoReturn:
+        control.send(Fatal(failure))
+        leave(exit_code(failure))
+
+    def on_fault(error: BaseException) -> None:
+        text = f"the engine failed: {type(error).__name__}: {error}"
+        fail(Failure(ErrorCode.ENGINE_FAULT, text))
 
     try:
-        uvloop.run(serve(launch, control, data_fd))
+        engine = Engine(None, on_fault)
+        loading = begin_load(launch, engine, control.progress)
+        import uvloop
+
+        from worker.serve import serve
+
+        uvloop.run(serve(launch, control, data_fd, engine, loading))
+    except Refused as refused:
+        fail(refused.failure)
     except Exception as error:
-        control.send(
-            Fatal(Failure(ErrorCode.INTERNAL, f"the worker failed: {type(error).__name__}: {error}"))
-        )
-        faulthandler.dump_traceback()
-        leave(ExitCode.BUG)
+        logging.getLogger("worker").exception("worker.failed")
+        fail(Failure(ErrorCode.INTERNAL, f"the worker failed: {type(error).__name__}: {error}"))
+    leave(ExitCode.BUG)  # serve never returns
 
 
 def _work(launch: LaunchJob, control: Control) -> int:
     """Run a job on this thread; the parent's messages come in on another."""
     from worker import jobs
-    from worker.exit_codes import exit_code
 
     stop = threading.Event()
 

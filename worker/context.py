@@ -1,12 +1,22 @@
 """Everything one model worker owns besides its engine: the facts, the texts, the limits."""
 
+import asyncio
+import json
+import os
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from shared.checkpoint import kv_bytes_per_token
+from shared.control import LaunchModel
 from shared.wire import ModelFacts, Sampling
+from worker.load import Loading
 from worker.text.detokenizer import DetokenizerFactory
-from worker.text.reasoning import ReasoningFormat
-from worker.text.template import ChatTemplate
-from worker.text.tokenizer import TextTokenizer
+from worker.text.reasoning import ReasoningFormat, detect_format
+from worker.text.template import ChatTemplate, load_template
+from worker.text.tokenizer import TextTokenizer, load_tokenizer
+
+FALLBACK_CONTEXT = 4096  # tokens, when the checkpoint does not say
 
 
 @dataclass(frozen=True)
@@ -26,3 +36,62 @@ class ModelContext:
     def context(self) -> int:
         """Tokens that a prompt and its answer may have together."""
         return self.facts.context
+
+
+async def open_context(launch: LaunchModel, loading: Loading) -> ModelContext:
+    """Read the texts of the model and wait for its weights. Raises `Refused` (bad_checkpoint, …)."""
+    path, checkpoint = Path(launch.path), loading.checkpoint
+    tokenizer = load_tokenizer(path)
+    template = load_template(path, tokenizer.config, tokenizer.special)
+    detokenizers = DetokenizerFactory(tokenizer)
+    defaults = read_sampling_defaults(path)
+    eos = set(checkpoint.eos_ids)
+    if tokenizer.eos_id is not None:
+        eos.add(tokenizer.eos_id)
+    reasoning = detect_format(template.source())
+    context_size = checkpoint.context or FALLBACK_CONTEXT
+    if launch.max_context:
+        context_size = min(context_size, launch.max_context)
+    held = (await asyncio.wrap_future(loading.weights)).description
+    facts = ModelFacts(
+        family=checkpoint.model_type,
+        context=context_size,
+        vocab_size=int(checkpoint.config["vocab_size"]),
+        eos_ids=sorted(eos),
+        dtype=held["dtype"],
+        quantization=checkpoint.quantization,
+        weights_bytes=held["weights_bytes"],
+        kv_bytes_per_token=kv_bytes_per_token(checkpoint, held["elem_bytes"]),
+        reasoning=reasoning is not None,
+        has_chat_template=bool(template.sources),
+        device=held["device"],
+        blas=os.environ.get("MLXD_BLAS_NAME", ""),
+        defaults=defaults,
+    )
+    return ModelContext(
+        launch.model_id, facts, tokenizer, detokenizers, template, reasoning, frozenset(eos), defaults
+    )
+
+
+def read_sampling_defaults(path: Path) -> Sampling:
+    """The numeric sampling fields of `generation_config.json`; a missing or broken file means none."""
+    try:
+        found = json.loads((path / "generation_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return Sampling()
+    if not isinstance(found, dict):
+        return Sampling()
+
+    def number(name: str, low: float, high: float) -> Any:
+        value = found.get(name)
+        good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+        return value if good else None
+
+    top_k = number("top_k", 0, 1 << 31)
+    top_p = number("top_p", 0, 1)
+    return Sampling(
+        temperature=number("temperature", 0, 100),
+        top_p=top_p or None,
+        top_k=None if top_k is None else int(top_k),
+        min_p=number("min_p", 0, 1),
+    )

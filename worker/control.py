@@ -8,16 +8,18 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 import msgspec
 
 from shared import ndjson
-from shared.control import FromWorker, Hello, ToWorker
+from shared.control import FromWorker, Hello, Progress, ToWorker
 from shared.version import VERSION, WIRE
 
 _decoder = msgspec.json.Decoder(ToWorker)
 _PR_SET_PDEATHSIG = 1
+PROGRESS_S = 0.1
 
 
 class Control:
@@ -29,6 +31,7 @@ class Control:
         self._lock = threading.Lock()
         self._lines = ndjson.Lines()
         self._queue: list[bytes] = []
+        self._told_at = 0.0
 
     def hello(self, pid: int) -> None:
         self.send(Hello(WIRE, VERSION, pid))
@@ -41,6 +44,13 @@ class Control:
                 self._socket.sendall(data)
             except OSError:
                 return
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        """Tell the parent about loading, a few times a second at most."""
+        now = time.monotonic()
+        if now - self._told_at >= PROGRESS_S or done >= total:
+            self._told_at = now
+            self.send(Progress(stage, done, total))
 
     def receive(self) -> ToWorker | None:
         """The next message; None at the end of file. A message of an unknown type is passed over."""

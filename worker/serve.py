@@ -4,11 +4,9 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import socket
-import sys
-import time
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 import uvicorn
 
@@ -19,23 +17,22 @@ from shared.control import (
     Fatal,
     Heartbeat,
     LaunchModel,
-    Progress,
     Ready,
     Shutdown,
     ToWorker,
 )
-from shared.errors import ErrorCode, Failure, Refused
+from shared.errors import Refused
 from worker.app import build_app
+from worker.context import open_context
 from worker.control import Control
 from worker.engine.engine import Engine, Output
-from worker.exit_codes import exit_code
-from worker.load import Tell, load_context
+from worker.leave import exit_code, leave
+from worker.load import Loading
 from worker.pipeline import Pipeline
 
 log = logging.getLogger("worker")
 
 HEARTBEAT_S = 1.0
-PROGRESS_S = 0.1
 BACKLOG = 1024
 
 
@@ -55,16 +52,10 @@ class SocketServer(uvicorn.Server):
         self.is_up.set()
 
 
-def leave(code: int) -> None:
-    """End the process now. Native threads may be running: the interpreter's own way out would wait for them."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
-
-
-async def serve(launch: LaunchModel, control: Control, data_fd: int) -> None:
-    """Load the model, answer until told to leave. Never returns normally: ends the process."""
+async def serve(
+    launch: LaunchModel, control: Control, data_fd: int, engine: Engine, loading: Loading
+) -> NoReturn:
+    """Wait for the model, answer until told to leave, end the process."""
     loop = asyncio.get_running_loop()
     messages: asyncio.Queue[ToWorker] = asyncio.Queue()
     pipeline: Pipeline | None = None
@@ -73,30 +64,21 @@ async def serve(launch: LaunchModel, control: Control, data_fd: int) -> None:
         if pipeline is not None:
             loop.call_soon_threadsafe(pipeline.dispatch, outputs)
 
-    def on_fault(error: BaseException) -> None:
-        text = f"the engine failed: {type(error).__name__}: {error}"
-        control.send(Fatal(Failure(ErrorCode.ENGINE_FAULT, text)))
-        leave(ExitCode.ENGINE)
-
     def on_message(message: ToWorker) -> None:
         loop.call_soon_threadsafe(messages.put_nowait, message)
 
-    engine = Engine(on_outputs, on_fault)
-    control.listen(
-        on_message,
-        lambda: leave(ExitCode.CLEAN),
-    )
-    loading = asyncio.create_task(load_context(launch, engine, _progress(control)))
+    engine.on_outputs = on_outputs
+    control.listen(on_message, lambda: leave(ExitCode.CLEAN))
+    opening = asyncio.create_task(open_context(launch, loading))
     hearing = asyncio.create_task(_until_shutdown(messages, control, lambda: pipeline))
-    await asyncio.wait({loading, hearing}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({opening, hearing}, return_when=asyncio.FIRST_COMPLETED)
     if hearing.done():
         leave(ExitCode.CLEAN)
     try:
-        context = loading.result()
+        context = opening.result()
     except Refused as refused:
         control.send(Fatal(refused.failure))
         leave(exit_code(refused.failure))
-        return
     pipeline = Pipeline(context, engine)
     gc.collect()
     gc.freeze()  # what is loaded stays; later collections need not look at it
@@ -147,17 +129,3 @@ async def _heartbeats(control: Control, engine: Engine) -> None:
     while True:
         control.send(Heartbeat(engine.stats(), round(engine.busy_s(), 3)))
         await asyncio.sleep(HEARTBEAT_S)
-
-
-def _progress(control: Control) -> Tell:
-    """A callback that tells the parent about loading, a few times a second at most."""
-    last = 0.0
-
-    def tell(stage: str, done: int, total: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= PROGRESS_S or done >= total:
-            last = now
-            control.send(Progress(stage, done, total))
-
-    return tell

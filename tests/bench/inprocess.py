@@ -12,9 +12,10 @@ import sys
 import time
 
 from shared.control import LaunchModel
+from worker.context import open_context
 from worker.engine.engine import Engine, Output
 from worker.engine.sequence import SamplingPlan, Sequence
-from worker.load import load_context
+from worker.load import begin_load
 
 
 def bare(model, ids: list[int], tokens: int) -> dict[str, float]:
@@ -63,7 +64,8 @@ def main() -> None:
 
     engine = Engine(hear, lambda error: sys.exit(str(error)))
     launch = LaunchModel(model_id="bench", path=sys.argv[1], prefix_cache_bytes=0)
-    asyncio.run(load_context(launch, engine, lambda stage, done, total: None))
+    loading = begin_load(launch, engine, lambda stage, done, total: None)
+    asyncio.run(open_context(launch, loading))
     print(json.dumps({"ready": True}), flush=True)
     for number, line in enumerate(sys.stdin):
         command = json.loads(line)

@@ -24,8 +24,9 @@ from shared.wire import (
     TokenPrompt,
 )
 from tests.oracles.checkpoints import reference, write_case
+from worker.context import open_context
 from worker.engine.engine import Engine
-from worker.load import load_context
+from worker.load import begin_load
 from worker.pipeline import Pipeline
 
 CASE = "llama_tied"
@@ -48,7 +49,8 @@ async def served(path: Path, **launch) -> AsyncIterator[Pipeline]:
     )
     try:
         record = LaunchModel(model_id="m", path=str(path), **launch)
-        context = await load_context(record, engine, lambda stage, done, total: None)
+        loading = begin_load(record, engine, lambda stage, done, total: None)
+        context = await open_context(record, loading)
         pipelines.append(Pipeline(context, engine))
         yield pipelines[0]
     finally:

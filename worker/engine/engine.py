@@ -50,10 +50,13 @@ class Loaded:
 
 
 class Engine:
-    """Starts its thread at once; `load` runs there. `on_outputs` and `on_fault` are called on that thread."""
+    """Starts its thread at once; `load` runs there. `on_outputs` and `on_fault` are called on that thread.
 
-    def __init__(self, on_outputs: OnOutputs, on_fault: Callable[[BaseException], None]) -> None:
-        self._on_outputs = on_outputs
+    `on_outputs` may be set later, but before the first `submit`.
+    """
+
+    def __init__(self, on_outputs: OnOutputs | None, on_fault: Callable[[BaseException], None]) -> None:
+        self.on_outputs = on_outputs
         self._on_fault = on_fault
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._sequences: dict[str, Sequence] = {}
@@ -236,8 +239,8 @@ class Engine:
         sequence.caches = sequence.token = None
 
     def _emit(self, outputs: list[Output]) -> None:
-        if outputs:
-            self._on_outputs(outputs)
+        if outputs and self.on_outputs is not None:
+            self.on_outputs(outputs)
 
     def _count(self) -> None:
         """Per step: counters for the heartbeat, and now and then mlx's allocator cache is given back."""

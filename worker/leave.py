@@ -1,4 +1,9 @@
-"""Which exit code tells the parent about which failure."""
+"""How a worker leaves: which exit code tells the parent about which failure, and the end of the process."""
+
+import contextlib
+import os
+import sys
+from typing import NoReturn
 
 from shared.control import ExitCode
 from shared.errors import ErrorCode, Failure
@@ -17,3 +22,11 @@ def exit_code(failure: Failure) -> ExitCode:
             return ExitCode.ENGINE
         case _:
             return ExitCode.BUG
+
+
+def leave(code: int) -> NoReturn:
+    """End the process now. Native threads may be running: the interpreter's own way out would wait for them."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
