@@ -34,7 +34,10 @@ def test_it_is_built_once_and_computes_what_the_blas_does(library, tmp_path):
     made = first.stat().st_mtime_ns
     assert one_row.build(library, tmp_path / "cache") == first
     assert first.stat().st_mtime_ns == made
-    assert {path.name for path in (tmp_path / "cache").iterdir()} == {first.name, "blas.json"}  # no scratch left
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == {
+        first.name,
+        "blas.json",
+    }  # no scratch left
 
 
 def test_one_that_computes_something_else_is_noticed(library, tmp_path):
