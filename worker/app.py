@@ -3,6 +3,7 @@
 `POST /generate` answers 200 only when the request is certain to run; before that a non-200 carries a `Failure`.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -22,7 +23,7 @@ from shared.asgi import (
     start,
 )
 from shared.errors import ErrorCode, Failure, Refused
-from shared.wire import Failed, GenerateRequest, RenderRequest, RenderResult, WorkerStats
+from shared.wire import Failed, GenerateRequest, RenderRequest, RenderResult, StepFrame, WorkerStats
 from worker.pipeline import Pipeline
 
 log = logging.getLogger("worker")
@@ -46,12 +47,42 @@ def build_app(pipeline: Pipeline, stats: Callable[[], WorkerStats]) -> Handler:
 
         async def answer() -> None:
             await start(send, 200, _NDJSON)
+            if request.by_steps:
+                await pipeline.run_by_steps(stream)
+                await send_chunk(send, b"", more=False)
+                return
             async with aclosing(pipeline.run(stream)) as batches:
                 async for events in batches:
                     await send_chunk(send, b"".join(map(ndjson.encode, events)))
             await send_chunk(send, b"", more=False)
 
         await run_until_gone(receive, answer)
+
+    async def steps(receive: Receive, send: Send) -> None:
+        """Everything that is ready when the reader is written to leaves in one piece."""
+        await read_body(receive, 0)
+        frames: list[StepFrame] = []
+        arrived = asyncio.Event()
+
+        def take(frame: StepFrame) -> None:
+            frames.append(frame)
+            arrived.set()
+
+        async def answer() -> None:
+            await start(send, 200, _NDJSON)
+            while True:
+                await arrived.wait()
+                arrived.clear()
+                lines = b"".join(map(ndjson.encode, frames))
+                frames.clear()
+                await send_chunk(send, lines)
+
+        pipeline.on_step = take
+        try:
+            await run_until_gone(receive, answer)
+        finally:
+            if pipeline.on_step is take:
+                pipeline.on_step = None
 
     async def render(receive: Receive, send: Send) -> None:
         request = _render.decode(await read_body(receive, ndjson.MAX_LINE))
@@ -63,6 +94,7 @@ def build_app(pipeline: Pipeline, stats: Callable[[], WorkerStats]) -> Handler:
 
     routes = {
         ("POST", "/generate"): generate,
+        ("GET", "/steps"): steps,
         ("POST", "/render"): render,
         ("GET", "/stats"): give_stats,
     }

@@ -7,7 +7,8 @@ what piles up while a reader is slow leaves as one event.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from shared.errors import ErrorCode, refuse
@@ -22,6 +23,7 @@ from shared.wire import (
     Reasoning,
     Sampling,
     Started,
+    StepFrame,
     Text,
     TextPrompt,
     Timings,
@@ -33,6 +35,8 @@ from worker.engine.sequence import SamplingPlan, Sequence
 from worker.text.messages import normalise
 from worker.text.reasoning import Kind, ReasoningSplitter, starts_open
 from worker.text.stops import StopMatcher
+
+OnStep = Callable[[StepFrame], None]
 
 DEFAULT_TEMPERATURE = 0.7
 THREAD_ABOVE = 20_000
@@ -58,6 +62,8 @@ class Stream:
         self._pieces: list[tuple[Kind, str]] = []
         self._ids: list[int] = []
         self._events: list[Event] = []
+        self.by_steps = request.by_steps
+        self.ended = asyncio.Event()
         self._wake = asyncio.Event()
         self._num_reasoning = 0
         self._num_completion = 0
@@ -97,6 +103,10 @@ class Stream:
     async def events(self) -> list[Event]:
         """All events so far that have not been taken; waits for at least one."""
         await self._wake.wait()
+        return self.take()
+
+    def take(self) -> list[Event]:
+        """All events so far that have not been taken, perhaps none."""
         self._wake.clear()
         self._flush_pieces()
         taken, self._events = self._events, []
@@ -154,6 +164,7 @@ class Stream:
             )
         )
         self.is_done = True
+        self.ended.set()
 
     def _flush_pieces(self) -> None:
         """Pieces to events: neighbours of one kind are joined, the ids go with the last."""
@@ -178,6 +189,7 @@ class Pipeline:
         self.context = context
         self._engine = engine
         self._streams: dict[str, Stream] = {}
+        self.on_step: OnStep | None = None  # takes the events of streams with `by_steps`
         self._idle = asyncio.Event()
         self._idle.set()
         self.is_draining = False
@@ -187,13 +199,22 @@ class Pipeline:
         return len(self._streams)
 
     def dispatch(self, outputs: list[Output]) -> None:
+        """The outputs of one step; what they give to streams with `by_steps` leaves as one frame."""
+        parts: list[tuple[str, list[Event]]] = []
         for output in outputs:
             stream = self._streams.get(output.id)
-            if stream is not None and stream.feed(output):
+            if stream is None:
+                continue
+            if stream.feed(output):
                 self._engine.cancel(output.id)
+            if stream.by_steps and (events := stream.take()):
+                parts.append((output.id, events))
+        if parts and self.on_step is not None:
+            self.on_step(StepFrame(parts))
 
     async def prepare(self, request: GenerateRequest) -> Stream:
         """Everything that can refuse a request. Raises `Refused`; nothing has been submitted then."""
+        self._check_new(request)
         if self.is_draining:
             raise refuse(ErrorCode.SHUTTING_DOWN, "this worker is draining; try again", retry_after_s=1)
         rendered, ids = await self.render(request.prompt)
@@ -221,18 +242,36 @@ class Pipeline:
 
     async def run(self, stream: Stream) -> AsyncGenerator[list[Event]]:
         """Submit and yield events until the last one; leaving early cancels the sequence."""
-        sequence_id = stream.sequence.id
         if stream.is_done:  # a resumed request that had ended already
             yield await stream.events()
             return
-        if sequence_id in self._streams:
-            raise refuse(ErrorCode.INVALID_REQUEST, f"request id {sequence_id!r} is in flight already")
+        with self._running(stream):
+            while not stream.is_done:
+                yield await stream.events()
+
+    async def run_by_steps(self, stream: Stream) -> None:
+        """The same with the events going to `on_step`; returns after the last one."""
+        if stream.is_done and self.on_step is not None:
+            self.on_step(StepFrame([(stream.sequence.id, stream.take())]))
+        if not stream.is_done:
+            with self._running(stream):
+                await stream.ended.wait()
+
+    def _check_new(self, request: GenerateRequest) -> None:
+        """Refuse an id that is in flight, and `by_steps` where nobody reads `/steps`."""
+        if request.request_id in self._streams:
+            raise refuse(ErrorCode.INVALID_REQUEST, f"request id {request.request_id!r} is in flight already")
+        if request.by_steps and self.on_step is None:
+            raise refuse(ErrorCode.INVALID_REQUEST, "by_steps, but nobody reads /steps", param="by_steps")
+
+    @contextmanager
+    def _running(self, stream: Stream) -> Iterator[None]:
+        sequence_id = stream.sequence.id
         self._streams[sequence_id] = stream
         self._idle.clear()
         self._engine.submit(stream.sequence)
         try:
-            while not stream.is_done:
-                yield await stream.events()
+            yield
         finally:
             del self._streams[sequence_id]
             if not self._streams:

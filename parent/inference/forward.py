@@ -55,7 +55,10 @@ class Forwarder:
             client = lease.client
             state = advance(state, Event.GRANT)
             try:
-                asked = msgspec.structs.replace(request, resume=kept.ids) if kept.ids else request
+                asked = request
+                if losses or misses:  # under an id of its own: the worker may not know yet that we left
+                    again = f"{request.request_id}-{losses + misses}"
+                    asked = msgspec.structs.replace(request, request_id=again, resume=kept.ids)
                 async with await client.generate(asked) as stream:
                     async for arrived in stream:
                         batch = kept.take(arrived)

@@ -70,6 +70,10 @@ class Worker:
         self.spawns = 1
         self.stats = wire.WorkerStats()
         self.draining = False
+        self.parts: list[tuple[str, list[wire.Event]]] = []  # what the next frame of /steps takes along
+        self.stepped = asyncio.Event()
+        self.reader = object()  # of /steps, as it is now
+        self.moments: dict[int, asyncio.Event] = {}
         self.writer: asyncio.StreamWriter
 
     def say(self, message: control.FromWorker) -> None:
@@ -194,6 +198,10 @@ class Worker:
             await asgi.respond(send, 200, msgspec.json.encode(self.stats))
             return
         body = await asgi.read_body(receive, ndjson.MAX_LINE)
+        if scope["path"] == "/steps":
+            await asgi.start(send, 200, [(b"content-type", b"application/x-ndjson")])
+            await asgi.run_until_gone(receive, lambda: self._steps(send))
+            return
         if scope["path"] == "/render":
             text = prompt_text(_decode_render(body).prompt)
             result = wire.RenderResult(text, [token_at(text, 0, at) for at in range(len(text.split()))])
@@ -219,14 +227,39 @@ class Worker:
             self._count(active=-1)
             self._report_drained()
 
+    async def _steps(self, send: asgi.Send) -> None:
+        self.parts, self.reader = [], object()  # what was said to an earlier reader is gone with it
+        while True:
+            await self.stepped.wait()
+            self.stepped.clear()
+            parts, self.parts = self.parts, []
+            await asgi.send_chunk(send, ndjson.encode(wire.StepFrame(parts)))
+
+    async def _step(self, length_s: float) -> None:
+        """The next multiple of the step's length, the same moment for all streams: one engine, one step."""
+        loop = asyncio.get_running_loop()
+        number = int(loop.time() // length_s) + 1
+        if number not in self.moments:
+            self.moments = {number: asyncio.Event()}
+            loop.call_at(number * length_s, self.moments[number].set)
+        await self.moments[number].wait()
+
     async def _generate(self, request: wire.GenerateRequest, script: scripts.Script, send: asgi.Send) -> None:
         text = prompt_text(request.prompt)
         length = min(script.tokens, request.max_tokens or script.tokens)
         prompt_tokens = len(text.split())
         await asgi.start(send, 200, [(b"content-type", b"application/x-ndjson")])
 
+        reader = self.reader
+
         async def tell(event: wire.Event) -> None:
-            await asgi.send_chunk(send, ndjson.encode(event))
+            if request.by_steps and self.reader is not reader:
+                raise Cut
+            if request.by_steps:
+                self.parts.append((request.request_id, [event]))
+                self.stepped.set()
+            else:
+                await asgi.send_chunk(send, ndjson.encode(event))
 
         await tell(wire.Started(prompt_tokens, 0, 4096 - prompt_tokens))
         for chunk in range(script.prefill_chunks):
@@ -247,6 +280,9 @@ class Worker:
         for number, (first, last) in enumerate(
             self._groups(len(request.resume), length, script.tokens_per_event)
         ):
+            if sins_left and number in (script.crash_after, script.hang_after):
+                for _ in range(20):  # turns of the loop in which what has been said leaves
+                    await asyncio.sleep(0)
             if sins_left and number == script.crash_after:
                 print("fake worker crashes as told", file=sys.stderr, flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -259,11 +295,15 @@ class Worker:
             if number == script.cut_after and not request.resume:
                 raise Cut
             if script.garbage:
-                await asgi.send_chunk(send, b'{"type":"nonsense"}\n')
+                nonsense = wire.Text(msgspec.Raw(b"1"))  # type: ignore[arg-type]
+                await tell(nonsense)
             if script.ms_per_token:
                 step = script.ms_per_token / 1000
-                due = (loop.time() // step + 1) * step if script.lockstep else due + step
-                await asyncio.sleep(max(0.0, due - loop.time()))
+                if script.lockstep:
+                    await self._step(step)
+                else:
+                    due += step
+                    await asyncio.sleep(max(0.0, due - loop.time()))
             ids = tokens(first, last)
             words = "".join(f"{WORDS[token]} " for token in ids)
             if script.stamp:

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from parent.workers.client import HIGH_WATER, WorkerClient, WorkerLost
+from parent.workers.client import WorkerClient, WorkerLost
+from parent.workers.connection import HIGH_WATER
 from shared import ndjson, wire
 from shared.errors import ErrorCode, Failure, Refused
 
@@ -52,7 +53,7 @@ async def worker(tmp_path: Path, script: Script) -> AsyncIterator[WorkerClient]:
         done.append(asyncio.get_running_loop().create_task(run(reader, writer)))
 
     server = await asyncio.start_unix_server(accept, path)
-    client = WorkerClient(path)
+    client = WorkerClient(path, by_steps=False)
     try:
         async with asyncio.timeout(30):
             yield client

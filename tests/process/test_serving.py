@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from shared import wire
+from shared.version import WIRE
 from tests.fakes.worker import expected_text
 from tests.process.harness import DEADLINE_S, chat, content, frames, served, until
 
@@ -152,7 +153,7 @@ def test_what_the_worker_refuses_comes_as_status_and_json_streamed_or_not(tmp_pa
 def test_an_unreadable_event_is_an_error_and_the_server_lives(tmp_path: Path) -> None:
     with served(tmp_path) as server:
         broken = server.ask('x fake:{"garbage":true}', stream=True)
-        assert "cannot be read" in frames(broken.text)[-1]["error"]["message"]
+        assert "cannot be read" in broken.text  # in a frame, or whole where nothing had left yet
         assert server.ask("y").status_code == 200
 
 
@@ -271,6 +272,6 @@ def test_engine_says_everything_known(tmp_path: Path) -> None:
         assert engine["model"]["id"] == ID
         assert engine["facts"]["family"] == "fake"
         assert engine["blas"] == "none"
-        assert engine["wire"] == 1
+        assert engine["wire"] == WIRE
         assert Path(engine["socket"]).is_socket()
         assert json.loads((server.data_dir / "mlxd.lock").read_text())["url"] == server.url
