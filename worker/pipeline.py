@@ -9,9 +9,8 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from shared.errors import ErrorCode, refuse
+from shared.errors import ErrorCode, Refused, refuse
 from shared.wire import (
     ChatPrompt,
     Event,
@@ -39,6 +38,10 @@ from worker.text.stops import StopMatcher
 OnStep = Callable[[StepFrame], None]
 
 DEFAULT_TEMPERATURE = 0.7
+MIN_TEMPERATURE = 1e-5
+MIN_TOP_P = 1e-6
+RENDER_S = 30.0
+"""A template that takes longer is broken; its thread cannot be ended, but its request can."""
 THREAD_ABOVE = 20_000
 """Characters of prompt above which encoding leaves the event loop (about 10 ms)."""
 
@@ -217,18 +220,13 @@ class Pipeline:
         self._check_new(request)
         if self.is_draining:
             raise refuse(ErrorCode.SHUTTING_DOWN, "this worker is draining; try again", retry_after_s=1)
+        param = "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
         rendered, ids = await self.render(request.prompt)
         room = self.context.context - len(ids)
         if not ids:
-            raise refuse(ErrorCode.INVALID_REQUEST, "the prompt is empty: it has no tokens", param="prompt")
+            raise refuse(ErrorCode.INVALID_REQUEST, "the prompt is empty: it has no tokens", param=param)
         if room < 1:
-            raise refuse(
-                ErrorCode.CONTEXT_EXCEEDED,
-                f"the prompt has {len(ids)} tokens and the model's context is {self.context.context} tokens; "
-                "shorten the prompt by at least "
-                f"{len(ids) - self.context.context + 1} tokens",
-                param="messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
-            )
+            raise self._too_long(f"{len(ids)} tokens", len(ids), param)
         sequence = Sequence(
             id=request.request_id,
             prompt=[*ids, *request.resume],
@@ -287,12 +285,10 @@ class Pipeline:
     async def render(self, prompt: Prompt) -> tuple[str, list[int]]:
         """-> (the text as the model sees it, its ids). Raises `Refused`."""
         if isinstance(prompt, ChatPrompt):
-            tokenizer = self.context.tokenizer
-            kwargs: dict[str, Any] = dict(prompt.template_kwargs)
-            text = self.context.template.render(normalise(prompt.messages), **kwargs)
-            return text, await _encode(tokenizer.encode_rendered, text)
+            text = await self._render_chat(prompt)
+            return text, await self._encode(self.context.tokenizer.encode_rendered, text, "messages")
         if isinstance(prompt, TextPrompt):
-            return prompt.text, await _encode(self.context.tokenizer.encode_text, prompt.text)
+            return prompt.text, await self._encode(self.context.tokenizer.encode_text, prompt.text, "prompt")
         bad = next((i for i in prompt.ids if not 0 <= i < self.context.facts.vocab_size), None)
         if bad is not None:
             raise refuse(
@@ -300,13 +296,43 @@ class Pipeline:
                 f"token id {bad} is outside the vocabulary of {self.context.facts.vocab_size}",
                 param="prompt",
             )
+        if len(prompt.ids) >= self.context.context:
+            raise self._too_long(f"{len(prompt.ids)} tokens", len(prompt.ids), "prompt")
         return self.context.tokenizer.core.decode(prompt.ids, skip_special_tokens=False), prompt.ids
 
+    async def _render_chat(self, prompt: ChatPrompt) -> str:
+        """In a thread: a template is somebody else's program, and may take its time."""
 
-async def _encode(encode: Callable[[str], list[int]], text: str) -> list[int]:
-    if len(text) > THREAD_ABOVE:
+        def render() -> str:
+            return self.context.template.render(normalise(prompt.messages), prompt.template_kwargs)
+
+        try:
+            async with asyncio.timeout(RENDER_S):
+                return await asyncio.to_thread(render)
+        except TimeoutError:
+            raise refuse(
+                ErrorCode.TEMPLATE_FAILED,
+                f"the chat template did not finish within {RENDER_S:g} s",
+                param="messages",
+            ) from None
+
+    async def _encode(self, encode: Callable[[str], list[int]], text: str, param: str) -> list[int]:
+        """Ids of `text`; a text that cannot fit, whatever its tokens are, is refused unread."""
+        if len(text) <= THREAD_ABOVE:
+            return encode(text)
+        at_least = len(text) // self.context.tokenizer.longest_token_bytes
+        if at_least >= self.context.context:
+            raise self._too_long(f"{len(text)} characters, {at_least} tokens or more", at_least, param)
         return await asyncio.to_thread(encode, text)
-    return encode(text)
+
+    def _too_long(self, what: str, num_tokens: int, param: str) -> Refused:
+        context = self.context.context
+        return refuse(
+            ErrorCode.CONTEXT_EXCEEDED,
+            f"the prompt has {what} and the model's context is {context} tokens; "
+            f"shorten the prompt by at least {num_tokens - context + 1} tokens",
+            param=param,
+        )
 
 
 def resolve_sampling(asked: Sampling, defaults: Sampling) -> SamplingPlan:
@@ -319,9 +345,11 @@ def resolve_sampling(asked: Sampling, defaults: Sampling) -> SamplingPlan:
                 return float(value)
         return built_in
 
+    temperature = pick("temperature", DEFAULT_TEMPERATURE)
     return SamplingPlan(
-        temperature=pick("temperature", DEFAULT_TEMPERATURE),
-        top_p=pick("top_p", 1.0),
+        # Below this a draw is the most likely token anyway, and 1 / temperature leaves float32.
+        temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
+        top_p=max(pick("top_p", 1.0), MIN_TOP_P),
         top_k=int(pick("top_k", 0)),
         min_p=pick("min_p", 0.0),
     )

@@ -5,6 +5,8 @@ import contextlib
 import gc
 import logging
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
@@ -101,8 +103,8 @@ async def serve(
     if serving.done():
         serving.result()
     control.send(Ready(context.facts, engine.stats().active_bytes))
-    beat = asyncio.create_task(_heartbeats(control, engine))
-    await asyncio.wait({serving, hearing, beat}, return_when=asyncio.FIRST_COMPLETED)
+    Pulse(control, engine)
+    await asyncio.wait({serving, hearing}, return_when=asyncio.FIRST_COMPLETED)
     engine.close(timeout_s=1.0)
     leave(ExitCode.CLEAN if hearing.done() else ExitCode.BUG)
 
@@ -125,7 +127,30 @@ async def _drain(control: Control, pipeline: Pipeline | None) -> None:
     control.send(Drained())
 
 
-async def _heartbeats(control: Control, engine: Engine) -> None:
-    while True:
-        control.send(Heartbeat(engine.stats(), round(engine.busy_s(), 3)))
-        await asyncio.sleep(HEARTBEAT_S)
+class Pulse:
+    """Heartbeats from a thread of their own: a loop or an engine that is busy is not dead, but it is told.
+
+    `busy_s` of a heartbeat is how long the engine has been in its step, or the loop without a turn, whichever
+    is longer.
+    """
+
+    def __init__(self, control: Control, engine: Engine) -> None:
+        self._control = control
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._asked_at: float | None = None  # when the loop was asked for a turn that it has not had yet
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def _beat(self) -> None:
+        while True:
+            now = time.monotonic()
+            lag_s = 0.0 if self._asked_at is None else now - self._asked_at
+            if self._asked_at is None:
+                self._asked_at = now
+                self._loop.call_soon_threadsafe(self._turn)
+            busy_s = max(self._engine.busy_s(), lag_s)
+            self._control.send(Heartbeat(self._engine.stats(), round(busy_s, 3)))
+            time.sleep(HEARTBEAT_S)
+
+    def _turn(self) -> None:
+        self._asked_at = None

@@ -30,6 +30,9 @@ class CountingCache:
     def trim(self, count: int) -> None:
         del self.ids[len(self.ids) - count :]
 
+    def compact(self) -> None:
+        pass
+
     def clone(self) -> "CountingCache":
         return CountingCache(self.ids)
 

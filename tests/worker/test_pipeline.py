@@ -236,6 +236,12 @@ def test_max_tokens_is_clamped_to_the_context(model_dir):
             ErrorCode.CONTEXT_EXCEEDED,
             r"prompt has \d+ tokens .* context is 40 tokens",
         ),
+        (
+            TextPrompt("the " * 100_000),
+            ErrorCode.CONTEXT_EXCEEDED,
+            "400000 characters, .* context is 40 tokens",
+        ),
+        (TokenPrompt([1] * 41), ErrorCode.CONTEXT_EXCEEDED, "41 tokens"),
         (TextPrompt(""), ErrorCode.INVALID_REQUEST, "no tokens"),
         (TokenPrompt([1, 272]), ErrorCode.INVALID_REQUEST, "token id 272 is outside the vocabulary of 272"),
         (TokenPrompt([-1]), ErrorCode.INVALID_REQUEST, "token id -1"),
@@ -272,6 +278,39 @@ def test_a_reader_that_leaves_cancels_its_row_and_the_others_go_on(model_dir):
             with pytest.raises(Refused) as caught:
                 await pipeline.prepare(request("late"))
             assert caught.value.failure.code is ErrorCode.SHUTTING_DOWN
+
+    run(body)
+
+
+def test_a_slow_template_holds_up_nobody_else(model_dir, tmp_path):
+    async def body() -> None:
+        folder = write_case(CASE, tmp_path / "slow")
+        loop = "{% for a in range(2000) %}{% for b in range(500) %}{% endfor %}{% endfor %}"
+        template = loop + (folder / "chat_template.jinja").read_text()
+        (folder / "chat_template.jinja").write_text(template)
+        async with served(folder) as pipeline:
+            chat = ChatPrompt([{"role": "user", "content": "the cat"}])
+            slow = asyncio.create_task(ask(pipeline, request("slow", prompt=chat)))
+            await asyncio.sleep(0)
+            quick = await ask(pipeline, request("quick", max_tokens=3))
+            assert text(quick)
+            assert not slow.done()
+            assert text(await slow)
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(temperature=1e-300), Sampling(temperature=1e-45), Sampling(temperature=1.0, top_p=1e-300)],
+)
+def test_sampling_values_at_the_edge_of_float_mean_the_likeliest_token(model_dir, sampling):
+    async def body() -> None:
+        async with served(model_dir) as pipeline:
+            greedy = text(await ask(pipeline, request("greedy")))
+            assert text(await ask(pipeline, request("edge", sampling=sampling))) == greedy
+            tiny = Sampling(temperature=1.0, min_p=1e-300)
+            assert text(await ask(pipeline, request("min_p", sampling=tiny)))
 
     run(body)
 

@@ -6,9 +6,11 @@ later query of a sliding-window layer can see. While a clone shares a buffer, a 
 own rule for memory in use elsewhere), so clones are cheap and independent.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
+
+_async_eval: Any = mx.async_eval  # mlx leaves it untyped
 
 STEP = 256
 """Tokens by which a buffer grows."""
@@ -27,6 +29,7 @@ class LayerCache(Protocol):
     def can_trim(self, count: int) -> bool: ...
     def trim(self, count: int) -> None: ...
     def clone(self) -> "LayerCache": ...
+    def compact(self) -> None: ...
     def arrays(self) -> list[mx.array]: ...
     @property
     def nbytes(self) -> int: ...
@@ -68,6 +71,10 @@ class FullKV:
         if not self.can_trim(count):
             raise ValueError(f"cannot trim {count} of {self.offset} tokens")
         self.offset -= count
+
+    def compact(self) -> None:
+        """Give back the room for tokens to come, where it is worth a copy."""
+        self.keys, self.values = _compacted(self.keys, self.offset), _compacted(self.values, self.offset)
 
     def clone(self) -> "FullKV":
         """A copy that shares memory until either side writes."""
@@ -142,6 +149,11 @@ class RotatingKV:
             raise ValueError(f"cannot trim {count} of {self.offset} tokens of a window of {self.window}")
         self.offset -= count
 
+    def compact(self) -> None:
+        """Give back the room for tokens to come, where it is worth a copy."""
+        used = self.offset - self.start
+        self.keys, self.values = _compacted(self.keys, used), _compacted(self.values, used)
+
     def clone(self) -> "RotatingKV":
         """A copy that shares memory until either side writes."""
         other = RotatingKV(self.window)
@@ -177,6 +189,15 @@ def _moved(buffer: mx.array | None, low: int, high: int, more: int, like: mx.arr
     kept = high - low
     room = mx.zeros((batch, heads, _rounded(kept + more) - kept, dim), like.dtype)
     return room if buffer is None or kept == 0 else mx.concatenate([buffer[..., low:high, :], room], axis=2)
+
+
+def _compacted(buffer: mx.array | None, used: int) -> mx.array | None:
+    """A buffer without its unused end; the old one is freed once the copy is evaluated."""
+    if buffer is None or buffer.shape[2] - used <= buffer.shape[2] // 10:
+        return buffer
+    small = mx.contiguous(buffer[..., :used, :])
+    _async_eval(small)
+    return small
 
 
 def _share(buffer: mx.array | None) -> mx.array | None:

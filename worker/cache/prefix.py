@@ -84,6 +84,8 @@ class PrefixCache:
         """Keep `caches`, which hold exactly `ids`. Entries that they make superfluous go."""
         if len(ids) < MIN_TOKENS:
             return
+        for cache in caches:
+            cache.compact()
         nbytes = sum(cache.nbytes for cache in caches)
         if nbytes > self.max_bytes:
             return

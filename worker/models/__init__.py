@@ -74,7 +74,7 @@ def load_model(path: Path, *, dtype: str = "auto", on_progress: Progress | None 
         raise refuse(
             ErrorCode.UNSUPPORTED,
             f"{path}: model family {checkpoint.model_type!r} is not supported; supported are "
-            f"{', '.join(FAMILIES)}",
+            f"{', '.join(FAMILIES)} (mlx_lm.server serves more)",
         )
     chosen = choose_dtype(checkpoint, dtype)
     weights = Weights(checkpoint, chosen)

@@ -23,6 +23,9 @@ from shared.errors import ErrorCode, Refused, refuse
 
 Messages = list[dict[str, Any]]
 
+RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""Variables of a template that a request sets in other ways, or not at all."""
+
 
 class GenerationTag(Extension):
     """`{% generation %}…{% endgeneration %}` marks what the assistant wrote; rendering passes it through."""
@@ -55,8 +58,20 @@ class ChatTemplate:
         """Text of the template that would be used; "" when the model has none."""
         return self.sources.get(self._name(tools), "")
 
-    def render(self, messages: Messages, *, tools: list[Any] | None = None, **more: Any) -> str:
-        """The prompt up to where the assistant speaks. Raises `Refused` (template_failed, unsupported)."""
+    def render(
+        self, messages: Messages, kwargs: dict[str, Any] | None = None, *, tools: list[Any] | None = None
+    ) -> str:
+        """The prompt up to where the assistant speaks; `kwargs` are the request's own variables.
+
+        Raises `Refused` (template_failed, unsupported, invalid_request).
+        """
+        taken = sorted(RESERVED & set(kwargs or {}))
+        if taken:
+            raise refuse(
+                ErrorCode.INVALID_REQUEST,
+                f"chat_template_kwargs must not set {taken[0]!r}: it comes from the request itself",
+                param="chat_template_kwargs",
+            )
         if not self.sources:
             raise refuse(
                 ErrorCode.UNSUPPORTED,
@@ -72,10 +87,10 @@ class ChatTemplate:
             "tools": tools,
             "documents": None,
             "add_generation_prompt": True,
-            **more,
+            **(kwargs or {}),
         }
         try:
-            return self.compiled[name].render(**values)
+            return self.compiled[name].render(values)
         except Exception as error:  # a template can raise anything; each is the template's refusal
             raise _failure(name, _reason(error), _message_at_fault(error, messages), messages) from error
 

@@ -6,6 +6,7 @@ Built on `tokenizers` and the files of a model directory (`tokenizer.json`, `tok
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +44,27 @@ class TextTokenizer:
     def vocab_size(self) -> int:
         return self.core.get_vocab_size(with_added_tokens=True)
 
+    @cached_property
+    def longest_token_bytes(self) -> int:
+        """No token stands for more bytes of text than this."""
+        return max((len(token.encode()) for token in self.core.get_vocab()), default=1)
+
     def encode_rendered(self, text: str) -> list[int]:
         """Ids of a rendered template: the template itself writes BOS and the like, so nothing is added."""
-        return list(self.core.encode(text, add_special_tokens=False).ids)
+        return self._encode(text, add_special_tokens=False)
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of plain text, with what the tokenizer adds; a BOS written in the text is not doubled."""
-        ids = list(self.core.encode(text, add_special_tokens=True).ids)
+        ids = self._encode(text, add_special_tokens=True)
         bos = self.bos_id
         if bos is not None and ids[:2] == [bos, bos]:
             del ids[0]
         return ids
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Through the batch call, which lets other threads run meanwhile; the plain one does not."""
+        [encoding] = self.core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
 
 def load_tokenizer(path: Path) -> TextTokenizer:

@@ -146,3 +146,20 @@ def test_an_empty_cache_holds_nothing() -> None:
         assert (cache.offset, cache.nbytes, cache.arrays(), cache.can_trim(0)) == (0, 0, [], True)
     with pytest.raises(ValueError, match="window"):
         RotatingKV(0)
+
+
+@settings(max_examples=25)
+@given(
+    st.sampled_from(sorted(KINDS)), st.lists(st.integers(1, 20), min_size=1, max_size=5), st.integers(1, 40)
+)
+def test_a_compacted_cache_is_smaller_and_goes_on_as_before(kind: str, pieces: list[int], more: int) -> None:
+    cache = KINDS[kind]()
+    tokens: list[int] = []
+    for length in pieces:
+        feed(cache, tokens, length)
+    before = cache.nbytes
+    cache.compact()
+    assert cache.nbytes <= before
+    assert cache.nbytes <= 2 * 4 * HEADS * DIM * (len(tokens) + len(tokens) // 9 + 1)
+    feed(cache, tokens, more)
+    feed(cache, tokens, 1)

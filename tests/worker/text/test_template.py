@@ -38,7 +38,7 @@ def test_what_templates_expect(tmp_path, source, expected):
 
 def test_keyword_arguments_of_the_request_reach_the_template(tmp_path):
     made = template(tmp_path, "{{ enable_thinking }}")
-    assert made.render([user("hi")], enable_thinking=False) == "False"
+    assert made.render([user("hi")], {"enable_thinking": False}) == "False"
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,18 @@ def test_where_templates_are_found(tmp_path, files, config, tools, expected):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
     assert load_template(tmp_path, config, {}).render([user("hi")], tools=tools) == expected
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "documents"])
+def test_keyword_arguments_cannot_replace_what_the_request_says_itself(tmp_path, name):
+    with pytest.raises(Refused, match=f"must not set '{name}'") as caught:
+        template(tmp_path, "{{ messages }}").render([user("hi")], {name: []})
+    assert caught.value.failure.param == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize("name", ["self", "kwargs", "loop", "caller", "range", "1"])
+def test_keyword_arguments_of_any_name_do_no_harm(tmp_path, name):
+    assert template(tmp_path, "{{ messages[0].content }}").render([user("hi")], {name: 1}) == "hi"
 
 
 RAISES = (
