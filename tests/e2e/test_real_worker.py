@@ -184,6 +184,25 @@ def test_crash_by_hanging_is_noticed_and_the_stacks_of_the_real_worker_are_kept(
         until(lambda: not is_running(pid), "the hung worker is gone")
 
 
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "The keeper counted the waves. " * 200_000}],
+        [{"role": "user", "content": "a" * 6_000_000}],
+        [{"role": "user", "content": "x"}] * 8000,
+    ],
+    ids=["prose", "one letter", "many messages"],
+)
+def test_a_prompt_far_too_long_is_refused_and_harms_nobody(server, messages):
+    before = server.engine()
+    answer = server.http.post("/v1/chat/completions", json={"messages": messages})
+    assert answer.status_code == 400
+    assert "context is 512 tokens" in answer.json()["error"]["message"]
+    after = server.engine()
+    assert (after["epoch"], after["pid"]) == (before["epoch"], before["pid"])
+    assert server.ask("the", max_tokens=2).status_code == 200
+
+
 BROKEN = {
     "no config": (lambda d: (d / "config.json").unlink(), "config.json"),
     "not JSON": (lambda d: (d / "config.json").write_text("{"), "config.json"),
