@@ -1,4 +1,4 @@
-"""One request, top to bottom: acquire a worker, stream its events, survive the loss of that worker once.
+"""One request, top to bottom: acquire a worker, stream its events, survive the loss of that worker.
 
 A route sees only batches of events of one unbroken answer, however many workers gave it. What has been handed
 out always matches the ids that are kept, so a request can go on exactly where it was.
@@ -48,7 +48,8 @@ class Forwarder:
             )
         state = advance(State.RECEIVED, Event.ACCEPT)
         kept = Kept()
-        losses = misses = 0
+        losses = misses = tries = 0  # losses: in a row, without new content
+        known = 0  # ids at the last loss
         client: WorkerClient | None = None
         while True:
             lease = await self.pool.acquire(model, lost=client)
@@ -56,8 +57,8 @@ class Forwarder:
             state = advance(state, Event.GRANT)
             try:
                 asked = request
-                if losses or misses:  # under an id of its own: the worker may not know yet that we left
-                    again = f"{request.request_id}-{losses + misses}"
+                if tries:  # under an id of its own: the worker may not know yet that we left
+                    again = f"{request.request_id}-{tries}"
                     asked = msgspec.structs.replace(request, request_id=again, resume=kept.ids)
                 async with await client.generate(asked) as stream:
                     async for arrived in stream:
@@ -71,14 +72,21 @@ class Forwarder:
                             raise Refused(last.failure)
                         if state is State.GRANTED and kept.ids:
                             state = advance(state, Event.CONTENT)
+                        if losses and len(kept.ids) > known:  # it got past what may have been its fault
+                            losses = 0
+                            self.quarantine.survived(key)
                         if isinstance(last, wire.Finish):
                             self.quarantine.survived(key)
                         await emit(batch)
                 return
             except WorkerLost as lost:
-                if lost.reached or misses >= MAX_MISSES:
+                tries += 1
+                known = len(kept.ids)
+                if lost.reached:
                     losses += 1
-                    self.quarantine.death(key, time.monotonic())
+                    self.quarantine.death(key, client.socket_path, time.monotonic())
+                elif misses >= MAX_MISSES:
+                    losses += 1
                 else:
                     misses += 1  # it was gone before it had the request: no loss of this request
                 state = advance(state, Event.LOST, first_loss=losses < 2)

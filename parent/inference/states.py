@@ -1,8 +1,9 @@
 """Table R: the life of one inference request, as data. Pure.
 
 `python -m parent.inference.states` prints it as Markdown. `granted` and `streaming` have no deadline of their
-own: the watchdog turns a stuck worker into `lost`. A first loss goes back to the queue: before any content as
-a replay, in mid-stream with the ids so far (`resume`), after which the text goes on as if nothing had been.
+own: the watchdog turns a stuck worker into `lost`. A loss goes back to the queue: before any content as a replay,
+in mid-stream with the ids so far (`resume`), after which the text goes on as if nothing had been. A second loss
+in a row ends the request; new content in between makes the next loss a first one again.
 """
 
 from enum import StrEnum
@@ -36,7 +37,7 @@ class Event(StrEnum):
 
 
 class Row(NamedTuple):
-    """One line: `first_loss` True or False where the count of losses decides."""
+    """One line: `first_loss` True or False where the count of losses without new content decides."""
 
     target: State
     note: str = ""
@@ -58,7 +59,7 @@ TABLE: dict[tuple[State, Event], tuple[Row, ...]] = {
     (State.GRANTED, Event.FAIL): (Row(State.FAILED, "error before or in the stream"),),
     (State.GRANTED, Event.REFUSE): (Row(State.FAILED, "mapped by error code"),),
     (State.GRANTED, Event.LOST): (
-        Row(State.QUEUED, "replay once", True),
+        Row(State.QUEUED, "replay", True),
         Row(State.FAILED, "engine_unavailable; the request is quarantined", False),
     ),
     (State.GRANTED, Event.GONE): (Row(State.CANCELLED, "close the worker connection"),),
@@ -87,7 +88,7 @@ def advance(state: State, event: Event, *, first_loss: bool = True) -> State:
 
 def markdown() -> str:
     """The table for the architecture page."""
-    guards = {None: "", True: "first loss", False: "second loss"}
+    guards = {None: "", True: "first loss since new content", False: "second loss without new content"}
     lines = ["| from | event | guard | to | effects |", "|---|---|---|---|---|"]
     before = None
     for (state, event), rows in TABLE.items():

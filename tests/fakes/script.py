@@ -42,6 +42,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
     # sins of a request
     crash_after: int = -1  # SIGKILL itself after so many content events (0 = before the first)
+    crash_at: int = -1  # SIGKILL itself before the token of this position, resumed or not
     crash_times: int = 1  # …in so many spawns, then behave
     hang_after: int = -1  # SIGSTOP itself after so many content events
     fail_after: int = -1  # a Failed event after so many content events

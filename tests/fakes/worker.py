@@ -280,10 +280,11 @@ class Worker:
         for number, (first, last) in enumerate(
             self._groups(len(request.resume), length, script.tokens_per_event)
         ):
-            if sins_left and number in (script.crash_after, script.hang_after):
+            crashes = sins_left and (number == script.crash_after or first == script.crash_at)
+            if crashes or (sins_left and number == script.hang_after):
                 for _ in range(20):  # turns of the loop in which what has been said leaves
                     await asyncio.sleep(0)
-            if sins_left and number == script.crash_after:
+            if crashes:
                 print("fake worker crashes as told", file=sys.stderr, flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
             if sins_left and number == script.hang_after:

@@ -113,18 +113,25 @@ def request(text: str, **fields: object) -> wire.GenerateRequest:
 
 def test_two_deaths_hold_a_request_for_a_while_one_does_not() -> None:
     quarantine, key = Quarantine(), request_hash(request("x"))
-    quarantine.death(key, 0.0)
+    quarantine.death(key, "w-1", 0.0)
     assert quarantine.held_s(key, 1.0) == 0
-    quarantine.death(key, 10.0)
+    quarantine.death(key, "w-2", 10.0)
     assert quarantine.held_s(key, 10.0) == HOLD_S
     assert quarantine.held_s(key, 10.0 + HOLD_S) == 0
 
 
+def test_one_death_counts_once_however_many_equal_requests_were_there() -> None:
+    quarantine, key = Quarantine(), request_hash(request("x"))
+    for _ in range(3):
+        quarantine.death(key, "w-1", 0.0)
+    assert quarantine.held_s(key, 1.0) == 0
+
+
 def test_an_answer_clears_the_request() -> None:
     quarantine, key = Quarantine(), request_hash(request("x"))
-    quarantine.death(key, 0.0)
+    quarantine.death(key, "w-1", 0.0)
     quarantine.survived(key)
-    quarantine.death(key, 1.0)
+    quarantine.death(key, "w-2", 1.0)
     assert quarantine.held_s(key, 1.0) == 0
 
 
@@ -138,7 +145,7 @@ def test_requests_are_the_same_by_what_the_model_sees() -> None:
 def test_the_memory_of_deaths_is_bounded() -> None:
     quarantine = Quarantine()
     for number in range(MAX_ENTRIES + 10):
-        quarantine.death(number.to_bytes(16, "big"), 0.0)
+        quarantine.death(number.to_bytes(16, "big"), "w-1", 0.0)
     first = (0).to_bytes(16, "big")
-    quarantine.death(first, 0.0)
+    quarantine.death(first, "w-2", 0.0)
     assert quarantine.held_s(first, 0.0) == 0

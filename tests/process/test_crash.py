@@ -59,12 +59,32 @@ def test_a_killed_worker_is_survived_by_a_request_that_is_not_streamed(tmp_path:
         assert answer["choices"][0]["message"]["content"] == oracle("whole", 30)
 
 
+def test_a_long_answer_outlives_any_number_of_crashes_between_which_it_goes_on(tmp_path: Path) -> None:
+    with served(tmp_path, {"tokens": 30, "crash_after": 5, "crash_times": 3}) as server:
+        body = server.ask("long", stream=True).text
+        assert content(body) == oracle("long", 30)
+        assert server.engine()["epoch"] == 4
+        assert server.ask("long").status_code == 200
+
+
+def test_one_crash_under_equal_requests_is_one_death_and_quarantines_none(tmp_path: Path) -> None:
+    with served(tmp_path, {"tokens": 12, "crash_at": 2, "ms_per_token": 60, "lockstep": True}) as server:
+        server.wait_state("ready")
+        with ThreadPoolExecutor(3) as threads:
+            asked = [threads.submit(server.ask, "same", stream=True) for _ in range(3)]
+            until(lambda: server.errors().count("request.lost_worker") == 3 or None, "three losses")
+            fourth = server.ask("same", stream=True)
+        assert [content(answer.text) for answer in [fourth, *(each.result() for each in asked)]] == [
+            oracle("same", 12)
+        ] * 4
+
+
 def test_a_second_crash_ends_a_stream_with_one_error_frame_and_quarantines_the_request(
     tmp_path: Path,
 ) -> None:
-    with served(tmp_path, {"tokens": 30, "crash_after": 3, "crash_times": 2}) as server:
+    with served(tmp_path, {"tokens": 30, "crash_at": 3, "crash_times": 2}) as server:
         body = server.ask("poison", stream=True).text
-        assert content(body) == oracle("poison", 6)
+        assert content(body) == oracle("poison", 3)
         error = frames(body)[-1]["error"]
         assert error["type"] == "engine_unavailable"
         assert "died twice" in error["message"]
