@@ -6,7 +6,9 @@ verb's module is imported only when that verb is asked for, so that a plain comm
 
 import argparse
 import difflib
+import errno
 import importlib
+import io
 import os
 import re
 import sys
@@ -59,6 +61,7 @@ class Parser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the exit code. Never raises but for `SystemExit` of --help and usage errors."""
     words = sys.argv[1:] if argv is None else argv
+    forgive_encodings()
     try:
         args = _parse(words)
         return int(args.run(args))
@@ -71,12 +74,30 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # `mlxd ls | head -1`; stdout is gone, and so must be its flush at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:  # a bug of ours: still one line, unless somebody looks for it
-        if os.environ.get("MLXD_LOG_LEVEL") == "debug":
-            raise
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        print(f"mlxd: a fault of mlxd: {what} (MLXD_LOG_LEVEL=debug shows where)", file=sys.stderr)
+    except OSError as error:
+        if error.errno != errno.EIO:  # the terminal went away under us: nobody is left to read a word
+            return _fault(error)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Exception as error:  # a bug of ours: still one line, unless somebody looks for it
+        return _fault(error)
+
+
+def _fault(error: Exception) -> int:
+    if os.environ.get("MLXD_LOG_LEVEL") == "debug":
+        raise error
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    print(f"mlxd: a fault of mlxd: {what} (MLXD_LOG_LEVEL=debug shows where)", file=sys.stderr)
+    return 1
+
+
+def forgive_encodings() -> None:
+    """What cannot be decoded or shown becomes a question mark, in every command: text of people and models is
+    not ours to be strict about.
+    """
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _parse(words: list[str]) -> argparse.Namespace:

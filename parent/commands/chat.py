@@ -11,35 +11,37 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
 import msgspec
 
 from parent.commands import options
 from parent.commands.running import find_running
-from parent.commands.session import session_server
 from parent.commands.terminal import is_interactive
+from parent.config import Settings
 from shared.errors import ErrorCode, Refused, refuse
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", nargs="?", default="", help="a name in `mlxd ls`")
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", default="", help="a name in `mlxd ls`, or a model folder"
+    )
     parser.add_argument("--system", metavar="TEXT", default="", help="what the model is told first")
     parser.add_argument("--temperature", metavar="N", type=float, help="0 = always the likeliest word")
     options.add_settings(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    settings = options.settings_of(args)
+    settings = options.settings_of(args, **({"model": args.model} if args.model else {}))
     running = find_running(settings.data_dir)
-    with (
-        _connected(running.url) if running else session_server(settings, args.model) as url,
-        _client(url) as client,
-    ):
-        model = _model_name(client, args.model)
+    with _connected(running.url) if running else _own_server(settings, args) as url, _client(url) as client:
+        # A server of our own serves what was asked for, under the name it gives it.
+        model = _model_name(client, args.model if running else "")
         return _converse(client, model, args)
 
 
@@ -49,15 +51,44 @@ def _connected(url: str) -> Iterator[str]:
     yield url
 
 
+@contextmanager
+def _own_server(settings: Settings, args: argparse.Namespace) -> Iterator[str]:
+    """One for this chat. The model is chosen here, where a question or the progress of a download is seen."""
+    from parent.commands.choosing import choose_model  # here: a chat with a running server never needs it
+    from parent.commands.session import session_server
+
+    entry = choose_model(settings, yes=False)
+    with session_server(settings, settings.model or entry.id, args.config) as url:
+        yield url
+
+
 def _client(url: str) -> httpx2.Client:
     # No read time-out: a long prompt on a slow machine is silent for minutes, and Ctrl-C is always there.
-    return httpx2.Client(base_url=url, trust_env=False, timeout=httpx2.Timeout(None, connect=5.0))
+    try:
+        return httpx2.Client(base_url=url, trust_env=False, timeout=httpx2.Timeout(None, connect=5.0))
+    except httpx2.InvalidURL as error:
+        raise _gone(url, error) from None
+
+
+def _gone(url: object, error: Exception) -> Refused:
+    return refuse(
+        ErrorCode.ENGINE_UNAVAILABLE, f"the server at {url} does not answer: {error}; start it again"
+    )
+
+
+def _get(client: httpx2.Client, path: str) -> httpx2.Response:
+    try:
+        return client.get(path)
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise _gone(client.base_url, error) from None
 
 
 def _model_name(client: httpx2.Client, wanted: str) -> str:
     """The name to ask for. Raises `Refused` when the server serves another model."""
-    answer = client.get(f"/v1/models/{wanted}" if wanted else "/v1/models")
+    answer = _get(client, f"/v1/models/{quote(_utf8(wanted))}" if wanted else "/v1/models")
     if answer.status_code == 404:
+        if served := _served_from(client, wanted):
+            return served
         raise refuse(
             ErrorCode.MODEL_NOT_FOUND, f"{_message(answer)} (asked the running server {client.base_url})"
         )
@@ -66,8 +97,18 @@ def _model_name(client: httpx2.Client, wanted: str) -> str:
     return wanted or str(answer.json()["data"][0]["id"])
 
 
+def _served_from(client: httpx2.Client, wanted: str) -> str:
+    """The id of the served model when `wanted` is the path of its folder, else ""."""
+    folder = Path(wanted).expanduser()
+    if not wanted or not folder.is_dir():
+        return ""
+    model = _get(client, "/engine").json().get("model") or {}
+    same = Path(str(model.get("path", ""))).resolve() == folder.resolve()
+    return str(model.get("id", "")) if same else ""
+
+
 def _converse(client: httpx2.Client, model: str, args: argparse.Namespace) -> int:
-    first = [{"role": "system", "content": args.system}] if args.system else []
+    first = [{"role": "system", "content": _utf8(args.system)}] if args.system else []
     messages: list[dict[str, str]] = list(first)
     if is_interactive():
         print(f"{model}. Ctrl-C stops an answer, /new begins again, /exit ends.")
@@ -76,7 +117,7 @@ def _converse(client: httpx2.Client, model: str, args: argparse.Namespace) -> in
         if text == "/new":
             messages = list(first)
             continue
-        messages.append({"role": "user", "content": text})
+        messages.append({"role": "user", "content": _utf8(text)})
         request = {"model": model, "messages": messages, "stream": True}
         if args.temperature is not None:
             request["temperature"] = args.temperature
@@ -87,6 +128,11 @@ def _converse(client: httpx2.Client, model: str, args: argparse.Namespace) -> in
             failed = True
             print(f"mlxd: {refused}", file=sys.stderr)
     return 1 if failed and not is_interactive() else 0
+
+
+def _utf8(text: str) -> str:
+    """Words of the command line that were not UTF-8 hold what JSON cannot."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _questions() -> Iterator[str]:

@@ -48,7 +48,13 @@ def mlx_device() -> tuple[bool, str]:
     command = [sys.executable, "-P", "-c", _DEVICE]
     try:
         child = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, check=False, env=child_environment()
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=60,
+            check=False,
+            env=child_environment(),
         )
     except subprocess.TimeoutExpired:
         return False, "mlx does not load within 60 s"

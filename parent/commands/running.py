@@ -1,8 +1,9 @@
 """The server that runs on a data folder, if one does: found through its lock file, asked over HTTP."""
 
+import fcntl
 import os
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx2
 import msgspec
@@ -18,22 +19,36 @@ class Running(msgspec.Struct, frozen=True):
 
 
 def find_running(data_dir: Path) -> Running | None:
-    """The live server of this data folder; None when the lock file is absent or its owner is gone."""
+    """The live server of this data folder; None when nobody holds the lock, whatever the file says.
+
+    A process of that number proves nothing, numbers are given out again; the lock dies with its holder.
+    """
     try:
-        found = msgspec.json.decode((data_dir / "mlxd.lock").read_bytes(), type=Running)
+        with open(data_dir / "mlxd.lock", "rb") as file:
+            found = msgspec.json.decode(file.read(), type=Running)
+            # The number first: a server that starts just now must not find the lock in our hands for nothing.
+            return found if _is_alive(found.pid) and _is_held(file) else None
     except (OSError, msgspec.MsgspecError):
         return None
-    return found if _is_alive(found.pid) else None
 
 
 def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
     except PermissionError:
         return True
-    return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return pid > 0
+
+
+def _is_held(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return False
 
 
 def engine_state(running: Running) -> dict[str, Any]:
@@ -43,10 +58,11 @@ def engine_state(running: Running) -> dict[str, Any]:
             answer = client.get(f"{running.url}/engine")
             answer.raise_for_status()
             state = msgspec.json.decode(answer.content)
-    except (httpx2.HTTPError, msgspec.MsgspecError) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError) as error:
         raise refuse(
             ErrorCode.ENGINE_UNAVAILABLE,
-            f"the server at {running.url} (pid {running.pid}) does not answer: {error}",
+            f"the server at {running.url} (pid {running.pid}) does not answer: {error}; "
+            "wait until it is up, or stop it",
         ) from None
     return state if isinstance(state, dict) else {}
 

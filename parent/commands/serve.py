@@ -14,10 +14,11 @@ import threading
 from collections.abc import Callable
 
 from parent.commands import options
-from parent.commands.importing import pull
-from parent.commands.terminal import confirm, is_interactive
-from parent.config import Settings, fields
-from parent.library.catalog import ModelEntry, default_entry, resolve, scan
+from parent.commands.choosing import choose_model
+from parent.commands.leaving import leave_with
+from parent.commands.terminal import is_interactive
+from parent.config import fields
+from parent.library.catalog import ModelEntry
 from parent.server import serve
 from parent.workers.blas import choose, worker_env
 from shared import logs
@@ -32,10 +33,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     opening.add_argument("--no-open", dest="open", action="store_false", help="only print its address")
     parser.add_argument("--yes", action="store_true", help="fetch the starter model without asking")
+    parser.add_argument("--leave-with-fd", type=int, help=argparse.SUPPRESS)
     options.add_settings(parser, tuple(fields()))
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.leave_with_fd is not None:
+        leave_with(args.leave_with_fd)
     settings = options.settings_of(args, **({"model": args.name} if args.name else {}))
     entry = choose_model(settings, yes=args.yes)
     if entry.error:
@@ -47,20 +51,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"mlxd: note: the worker gets a slow BLAS; {advice}", file=sys.stderr)
     opens = is_desktop(os.environ) and is_interactive() if args.open is None else args.open
     return serve(settings, [entry], worker_env=env, on_listening=announcement(entry, opens=opens))
-
-
-def choose_model(settings: Settings, *, yes: bool) -> ModelEntry:
-    """The model meant by the settings; with none here at all, the starter after a question."""
-    entries = scan(settings.data_dir)
-    if settings.model and (entries or settings.model != "starter"):
-        return resolve(settings.model, entries)
-    if entries:
-        return default_entry(entries)
-    # Without a terminal nobody can answer: a service or a script wants a server, so it gets one.
-    confirm(
-        "There is no model yet. Fetch the starter, SmolLM2-135M (93 MB)?", yes=yes or not is_interactive()
-    )
-    return pull(settings)
 
 
 def is_desktop(environ: os._Environ[str] | dict[str, str]) -> bool:

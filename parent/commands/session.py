@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import parent
 from parent.config import Settings
@@ -15,24 +16,33 @@ from shared.errors import ErrorCode, refuse
 
 
 @contextmanager
-def session_server(settings: Settings, model: str) -> Iterator[str]:
-    """Start a server for `model` ("" = the obvious one); its URL. It is stopped when the block ends.
+def session_server(settings: Settings, model: str, config: str | None = None) -> Iterator[str]:
+    """Start a server for `model` ("" = the obvious one); its URL. It leaves when the block ends, or we do.
 
-    Raises `Refused` with the child's own reason when it does not come up.
+    `config`: the settings file, where it is not that of the data folder. Raises `Refused` with the child's own
+    reason when it does not come up.
     """
     command = [sys.executable, "-P", "-m", "parent", "serve", *([model] if model else [])]
     command += ["--port", "0", "--no-open", "--data-dir", str(settings.data_dir)]
+    command += ["--config", str(Path(config).expanduser().absolute())] if config else []
     print("starting a server for this chat", file=sys.stderr)
-    with tempfile.TemporaryFile() as log:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=child_environment(),
-            text=True,
-            start_new_session=True,  # a Ctrl-C that stops an answer must not stop the server
-        )
+    # The only writer of this pipe is us: its end of file reaches the server whatever we die of, SIGKILL too.
+    life, ours = os.pipe()
+    with _leaving_in_order(), tempfile.TemporaryFile() as log:
+        try:
+            child = subprocess.Popen(
+                [*command, "--leave-with-fd", str(life)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=child_environment(),
+                text=True,
+                errors="replace",
+                pass_fds=(life,),
+                start_new_session=True,  # a Ctrl-C that stops an answer must not stop the server
+            )
+        finally:
+            os.close(life)
         assert child.stdout is not None
         try:
             with child.stdout as lines:
@@ -45,7 +55,26 @@ def session_server(settings: Settings, model: str) -> Iterator[str]:
                     raise refuse(ErrorCode.ENGINE_UNAVAILABLE, f"the server did not start: {reason}")
                 yield line.split(" at ")[-1].strip()
         finally:
+            os.close(ours)
             _stop(child)
+
+
+@contextmanager
+def _leaving_in_order() -> Iterator[None]:
+    """A hang-up or TERM unwinds the block as an error would, instead of ending us between two instructions."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {}
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores it, and means it
+            before[number] = signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def child_environment() -> dict[str, str]:
@@ -66,4 +95,8 @@ def _stop(child: subprocess.Popen[str]) -> None:
             child.wait(timeout=10)
         except subprocess.TimeoutExpired:
             child.send_signal(signal.SIGTERM)  # the second one means now
-            child.wait(timeout=10)
+            try:
+                child.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                child.kill()  # its workers see their control channel end
+                child.wait()

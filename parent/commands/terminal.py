@@ -8,6 +8,7 @@ from shared.units import format_bytes
 
 _WIDTH = 28
 _LABEL = 12
+_FINE = "█░"
 
 
 def is_interactive() -> bool:
@@ -32,6 +33,14 @@ def print_table(header: list[str], rows: list[list[str]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
+def _can_show(text: str) -> bool:
+    try:
+        text.encode(sys.stderr.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class Progress:
     """A bar on a terminal, a line at each tenth elsewhere; on stderr, so that stdout stays data."""
 
@@ -40,6 +49,7 @@ class Progress:
         self._tenth = -1
         self._drawn_at = 0.0
         self._bar = sys.stderr.isatty()
+        self._marks = _FINE if _can_show(_FINE) else "#."
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         if stage != self._stage:
@@ -60,7 +70,7 @@ class Progress:
         full = round(share * _WIDTH)
         # A job counts tensors, a download bytes; nobody needs to read "12 B of 272 B".
         amount = f"{format_bytes(done)} of {format_bytes(total)}" if total > 100_000 else f"{done} of {total}"
-        bar = "█" * full + "░" * (_WIDTH - full)
+        bar = self._marks[0] * full + self._marks[1] * (_WIDTH - full)
         print(
             f"\r{self._stage:<{_LABEL}} {bar} {share:4.0%}  {amount}\x1b[K",
             end="",

@@ -1,5 +1,6 @@
 """The command line: what each verb prints, its exit code, and the one line of every mistake."""
 
+import fcntl
 import json
 import os
 import re
@@ -256,21 +257,53 @@ def test_doctor_says_what_is_broken_and_what_to_do(
 # ---------------------------------------------------------------- parts
 
 
-def test_a_lock_file_of_a_dead_process_counts_for_nothing(data: Path) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{cut",
+        '{"pid":1,"url":"http://127.0.0.1:1"}',
+        f'{{"pid":{os.getpid()},"url":"http://127.0.0.1:1"}}',
+        '{"pid":0,"url":"http://127.0.0.1:1"}',
+        '{"pid":99999999999,"url":""}',
+    ],
+)
+def test_a_lock_file_that_nobody_holds_counts_for_nothing(
+    tiny: Path, data: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    assert find_running(data) is None
+    (data / "mlxd.lock").write_text(content)
+    assert find_running(data) is None
+    assert run("doctor", "--port", "0") == 0
+    assert "runs at" not in capsys.readouterr().out
+    assert run("rm", "t", "--yes") == 0
+    assert not tiny.exists()
+
+
+def test_a_lock_that_is_held_names_the_server(data: Path) -> None:
     data.mkdir()
-    child = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
-    )
-    lock = data / "mlxd.lock"
-    assert find_running(data) is None
-    lock.write_text(json.dumps({"pid": int(child.stdout), "url": "http://127.0.0.1:1"}))
-    assert find_running(data) is None
-    lock.write_text(json.dumps({"pid": os.getpid(), "url": "http://127.0.0.1:1"}))
-    found = find_running(data)
-    assert found is not None
-    assert found.url == "http://127.0.0.1:1"
-    lock.write_text("{cut")
-    assert find_running(data) is None
+    with (data / "mlxd.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(json.dumps({"pid": os.getpid(), "url": "http://127.0.0.1:1"}))
+        lock.flush()
+        found = find_running(data)
+        assert found is not None
+        assert found.url == "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "", "http://[", "x"])
+def test_a_server_that_does_not_answer_is_no_fault_of_ours(
+    tiny: Path, data: Path, capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    with (data / "mlxd.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(json.dumps({"pid": os.getpid(), "url": url}))
+        lock.flush()
+        for words in (["chat"], ["chat", "t"], ["rm", "t", "--yes"]):
+            assert run(*words) == 1
+            err = capsys.readouterr().err
+            assert "does not answer" in err
+            assert err.count("\n") == 1
+    assert tiny.exists()
 
 
 def frame(**content: Any) -> str:

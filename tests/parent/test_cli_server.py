@@ -79,6 +79,40 @@ def test_chat_answers_a_question_from_a_pipe_through_the_running_server(server: 
     assert done.stderr == ""
 
 
+def test_chat_finds_the_model_that_the_running_server_serves_by_its_folder(server: str, tiny: Path) -> None:
+    done = mlxd("chat", str(tiny), stdin="hello")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.split()) == 6
+
+
+@pytest.mark.parametrize("words", [[], ["--system", "caf\udce9"]])
+def test_text_that_is_not_utf_8_is_asked_and_shown_with_question_marks(server: str, words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "parent", "chat", *words],
+        input=b"caf\xe9",
+        capture_output=True,
+        cwd=ROOT,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.strip()
+
+
+def test_names_that_a_terminal_cannot_show_are_shown_with_question_marks(data: Path) -> None:
+    write_model(data / "models" / "tiny", card={"aliases": ["caf\u00e9"]})
+    done = subprocess.run(
+        [sys.executable, "-m", "parent", "ls"],
+        capture_output=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"caf?" in done.stdout
+
+
 def test_chat_says_why_there_is_no_answer(server: str) -> None:
     refused = mlxd("chat", stdin='hello fake:{"refuse":"context_exceeded"}')
     assert refused.returncode == 1

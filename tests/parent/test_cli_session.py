@@ -1,0 +1,100 @@
+"""The server that a chat starts for itself: it leaves with the chat, however that one ends."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from parent.commands.running import Running, find_running
+from tests.parent.models import write_model
+from tests.process.harness import DEADLINE_S, is_running, until
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def chatting(data: Path, *words: str) -> Iterator[tuple["subprocess.Popen[bytes]", Running]]:
+    """A chat that waits for its question, and its own server; both are gone afterwards."""
+    chat = subprocess.Popen(
+        [sys.executable, "-m", "parent", "chat", *words],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    server = None
+    try:
+        server = until(lambda: _with_address(data), "a server of the chat")
+        yield chat, server
+    finally:
+        chat.kill()
+        chat.communicate()
+        if server is not None and is_running(server.pid):
+            os.kill(server.pid, signal.SIGKILL)
+
+
+def _with_address(data: Path) -> Running | None:
+    found = find_running(data)
+    return found if found and found.url else None
+
+
+@pytest.fixture
+def data() -> Path:
+    """The data folder that every command of the test sees."""
+    return Path(os.environ["MLXD_DATA_DIR"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_the_server_of_a_chat_leaves_with_it(data: Path, number: signal.Signals) -> None:
+    write_model(data / "models" / "tiny")
+    with chatting(data) as (chat, server):
+        chat.send_signal(number)
+        chat.wait(timeout=DEADLINE_S)
+        until(lambda: not is_running(server.pid) or None, f"the server to leave after {number.name}")
+        assert find_running(data) is None
+        assert not (data / "mlxd.lock").exists(), "it did not leave in order"
+
+
+def test_a_chat_with_a_folder_asks_for_the_model_by_the_name_its_server_gives_it(
+    data: Path, tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path / "mine")
+    with chatting(data, str(folder)) as (chat, _):
+        _, err = chat.communicate(b"hello", timeout=DEADLINE_S)
+    # These weights cannot be loaded, and that is what is said: the name was found.
+    assert b"there is no model" not in err
+    assert b"mine" in err
+
+
+def test_a_server_leaves_with_its_pipe(data: Path) -> None:
+    write_model(data / "models" / "tiny")
+    life, ours = os.pipe()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "parent", "serve", "--port", "0", "--no-open", "--leave-with-fd", str(life)],
+        cwd=ROOT,
+        pass_fds=(life,),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(life)
+    try:
+        until(lambda: _with_address(data), "a server")
+        os.close(ours)
+        assert server.wait(timeout=DEADLINE_S) == 0
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_the_settings_file_of_a_chat_is_that_of_its_server(data: Path, tmp_path: Path) -> None:
+    write_model(data / "models" / "tiny")
+    (tmp_path / "my.toml").write_text("model = 'tiny'\nmax_rows = 3\n")
+    with chatting(data, "--config", str(tmp_path / "my.toml")) as (_, server):
+        words = Path(f"/proc/{server.pid}/cmdline")
+        if words.exists():
+            assert str(tmp_path / "my.toml") in words.read_text().split("\0")
