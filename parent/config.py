@@ -55,7 +55,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
 
     max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body", extra=_BYTES)] = (
-        32 * 1024 * 1024
+        8 * 1024 * 1024
     )
     queue_limit: Annotated[int, Meta(ge=1, description="requests that may wait for a worker")] = 64
     load_wait_s: Annotated[

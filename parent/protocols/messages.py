@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from parent.protocols.limits import MAX_DEPTH, MAX_MESSAGES, is_too_deep, shown
 from parent.protocols.openai_fields import invalid, unsupported
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -18,6 +19,8 @@ def normalise(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """All messages. Raises `Refused` naming the message and field at fault."""
     if not messages:
         raise invalid("messages", "must hold at least one message")
+    if len(messages) > MAX_MESSAGES:
+        raise invalid("messages", f"at most {MAX_MESSAGES} messages are possible, not {len(messages)}")
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
@@ -26,12 +29,14 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     if role == "developer":
         role = "system"
     if role not in ROLES:
-        raise invalid(f"{where}.role", f"must be one of {', '.join(ROLES)} or developer, not {role!r}")
+        raise invalid(f"{where}.role", f"must be one of {', '.join(ROLES)} or developer, not {shown(role)}")
     known = {**message, "role": role, "content": _content(message.get("content"), role, f"{where}.content")}
     if message.get("tool_calls") is None:
         known.pop("tool_calls", None)
     else:
         known["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
+    if is_too_deep(known):
+        raise invalid(where, f"objects and lists may stand {MAX_DEPTH} deep in each other, not more")
     return known
 
 
@@ -54,7 +59,7 @@ def _part(part: Any, where: str) -> str:
         raise invalid(where, f"must be an object, not {_kind(part)}")
     kind = part.get("type")
     if kind not in ("text", "input_text", "output_text", "refusal"):
-        raise unsupported(f"{where}.type", f"{kind!r} is not supported: this model takes text only")
+        raise unsupported(f"{where}.type", f"{shown(kind)} is not supported: this model takes text only")
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise invalid(f"{where}.text", f"must be a string, not {_kind(text)}")

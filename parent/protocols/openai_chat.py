@@ -12,6 +12,7 @@ import msgspec
 
 from parent.protocols import messages, openai_fields, sse
 from parent.protocols.base import Answer, DecodedRequest, Meta, Protocol
+from parent.protocols.limits import MAX_DEPTH, is_too_deep, shown
 from parent.protocols.openai_fields import CommonBody, OpenAiUsage, unsupported
 from shared import wire
 from shared.errors import Failure
@@ -45,11 +46,11 @@ def decode(body: bytes) -> DecodedRequest:
     openai_fields.check_common(asked)
     limit = asked.max_completion_tokens
     if limit is not None and limit < 1:
-        raise openai_fields.invalid("max_completion_tokens", f"must be 1 or more, not {limit}")
+        raise openai_fields.invalid("max_completion_tokens", f"must be 1 or more, not {shown(limit)}")
     if (asked.tools or asked.functions) and asked.tool_choice != "none":
         raise unsupported("tools" if asked.tools else "functions")
     if asked.response_format is not None and asked.response_format.type != "text":
-        raise unsupported("response_format", f"of type {asked.response_format.type!r} is not supported")
+        raise unsupported("response_format", f"of type {shown(asked.response_format.type)} is not supported")
     if asked.modalities and asked.modalities != ["text"]:
         raise unsupported("modalities", "other than text are not supported")
     return DecodedRequest(
@@ -58,7 +59,7 @@ def decode(body: bytes) -> DecodedRequest:
         stream=bool(asked.stream),
         include_usage=openai_fields.wants_usage(asked),
         sampling=openai_fields.sampling(asked),
-        max_tokens=limit if limit is not None else asked.max_tokens,
+        max_tokens=openai_fields.clamped(limit if limit is not None else asked.max_tokens),
         stop=openai_fields.stops(asked),
         seed=openai_fields.seed(asked),
     )
@@ -67,11 +68,15 @@ def decode(body: bytes) -> DecodedRequest:
 def _template_kwargs(asked: ChatBody) -> dict[str, Any]:
     """`reasoning_effort` in the template's words; what the client says itself wins."""
     effort = asked.reasoning_effort
+    if is_too_deep(asked.chat_template_kwargs):
+        raise openai_fields.invalid(
+            "chat_template_kwargs", f"objects and lists may stand {MAX_DEPTH} deep in each other, not more"
+        )
     if effort is None:
         return asked.chat_template_kwargs or {}
     if effort not in EFFORTS:
         raise openai_fields.invalid(
-            "reasoning_effort", f"must be one of {', '.join(EFFORTS)}, not {effort!r}"
+            "reasoning_effort", f"must be one of {', '.join(EFFORTS)}, not {shown(effort)}"
         )
     mapped = {"enable_thinking": effort != "none", "reasoning_effort": effort}
     return mapped | (asked.chat_template_kwargs or {})

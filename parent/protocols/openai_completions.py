@@ -42,14 +42,14 @@ def decode(body: bytes) -> DecodedRequest:
         stream=bool(asked.stream),
         include_usage=openai_fields.wants_usage(asked),
         sampling=openai_fields.sampling(asked),
-        max_tokens=asked.max_tokens,
+        max_tokens=openai_fields.clamped(asked.max_tokens),
         stop=openai_fields.stops(asked),
         seed=openai_fields.seed(asked),
         split_reasoning=False,
     )
 
 
-def _prompt(prompt: Any) -> wire.TextPrompt | wire.TokenPrompt:
+def _prompt(prompt: Any, *, listed: bool = False) -> wire.TextPrompt | wire.TokenPrompt:
     if isinstance(prompt, str):
         if not prompt:
             raise invalid("prompt", "must not be empty")
@@ -59,10 +59,10 @@ def _prompt(prompt: Any) -> wire.TextPrompt | wire.TokenPrompt:
             if not all(0 <= token <= openai_fields.MAX_INT for token in prompt):
                 raise invalid("prompt", "a token id must not be negative or beyond 64 bits")
             return wire.TokenPrompt(prompt)
-        if isinstance(prompt[0], str | list):
+        if isinstance(prompt[0], str | list) and not listed:
             if len(prompt) > 1:
                 raise unsupported("prompt", "with more than one prompt is not supported")
-            return _prompt(prompt[0])
+            return _prompt(prompt[0], listed=True)
     raise invalid("prompt", "must be a string, a list of token ids, or a list with one of these")
 
 

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from parent.protocols import base
+from parent.protocols import base, limits
+from parent.protocols.limits import shown
 from shared import wire
 from shared.errors import ErrorCode, Failure, Refused, refuse
 
@@ -86,11 +87,12 @@ def unsupported(param: str, message: str = "is not supported by this server") ->
 
 def parse(body: bytes, kind: type[Body]) -> Body:
     """Bytes to a body. Raises `Refused` with the JSON path of what is wrong."""
+    limits.check(body)
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$")
-        field = where.rstrip("`").lstrip(".")
+        field = where.rstrip("`").lstrip(".").partition("[...]")[0]  # `[...]` is some key of an object
         if not field:
             missing = re.search(r"missing required field `(\w+)`", what)
             field = missing[1] if missing else ""
@@ -98,7 +100,11 @@ def parse(body: bytes, kind: type[Body]) -> Body:
                 ErrorCode.INVALID_REQUEST, f"the request body: {what}", param=field or None
             ) from None
         raise invalid(field, what) from None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except RecursionError:
+        raise refuse(
+            ErrorCode.INVALID_REQUEST, "the request body: objects and lists stand too deep in each other"
+        ) from None
+    except msgspec.DecodeError as error:
         raise refuse(ErrorCode.INVALID_REQUEST, f"the request body is not JSON: {error}") from None
 
 
@@ -107,17 +113,17 @@ def check_common(body: CommonBody) -> None:
     ranges: list[tuple[str, float | None, bool, str]] = [
         ("temperature", body.temperature, 0 <= (body.temperature or 0) <= MAX_TEMPERATURE, "from 0 to 5"),
         ("top_p", body.top_p, body.top_p is None or 0 < body.top_p <= 1, "above 0 and at most 1"),
-        ("top_k", body.top_k, 0 <= (body.top_k or 0) <= MAX_INT, "0 (off) or more"),
+        ("top_k", body.top_k, (body.top_k or 0) >= 0, "0 (off) or more"),
         ("min_p", body.min_p, 0 <= (body.min_p or 0) <= 1, "from 0 to 1"),
-        ("max_tokens", body.max_tokens, _is_count(body.max_tokens), "1 or more"),
+        ("max_tokens", body.max_tokens, body.max_tokens is None or body.max_tokens >= 1, "1 or more"),
         ("seed", body.seed, abs(body.seed or 0) <= MAX_INT, "an integer of 64 bits"),
     ]
     for name, value, fine, wanted in ranges:
         if not fine:
-            raise invalid(name, f"must be {wanted}, not {value}")
+            raise invalid(name, f"must be {wanted}, not {shown(value)}")
     if body.n is not None and body.n != 1:
         raise (
-            invalid("n", f"must be 1, not {body.n}")
+            invalid("n", f"must be 1, not {shown(body.n)}")
             if body.n < 1
             else unsupported("n", "above 1 is not supported")
         )
@@ -126,13 +132,14 @@ def check_common(body: CommonBody) -> None:
             raise unsupported(name)
 
 
-def _is_count(value: int | None) -> bool:
-    return value is None or 1 <= value <= MAX_INT
+def clamped(count: int | None) -> int | None:
+    """A count as the wire can carry it; what is beyond means no limit anyway."""
+    return None if count is None else min(count, MAX_INT)
 
 
 def sampling(body: CommonBody) -> wire.Sampling:
     """The sampling fields; `None` leaves the choice to the model's defaults."""
-    return wire.Sampling(body.temperature, body.top_p, body.top_k, body.min_p)
+    return wire.Sampling(body.temperature, body.top_p, clamped(body.top_k), body.min_p)
 
 
 def seed(body: CommonBody) -> int | None:

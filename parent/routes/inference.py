@@ -1,5 +1,6 @@
 """One handler for all of `parent/protocols`: decode, resolve the model, forward, reply."""
 
+import asyncio
 import secrets
 import time
 import uuid
@@ -11,6 +12,8 @@ from parent.inference.reply import send_answer, send_failure, send_stream
 from parent.protocols.base import Meta, Protocol
 from shared import asgi
 from shared.errors import Refused
+
+DECODE_HERE = 64 * 1024  # bytes; a longer body is decoded in a thread, beside the loop
 
 
 class InferenceRoute:
@@ -27,7 +30,10 @@ class InferenceRoute:
             body = await asgi.read_body(
                 receive, self.settings.max_body_bytes, declared=declared_length(scope)
             )
-            asked = protocol.decode(body)
+            if len(body) <= DECODE_HERE:
+                asked = protocol.decode(body)
+            else:
+                asked = await asyncio.to_thread(protocol.decode, body)
             del body
             model = self.forwarder.pool.resolve(asked.model)
         except Refused as refused:

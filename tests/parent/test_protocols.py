@@ -37,7 +37,6 @@ WRONG_CHAT: list[tuple[bytes, str | None, str]] = [
     (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', None, "not JSON"),
     (b"{}", "messages", "missing required field"),
     (b'{"messages": NaN}', None, "not JSON"),
-    (b'{"x":' + b"[" * 200_000, None, "not JSON"),
     (chat(messages=[]), "messages", "at least one"),
     (chat(messages="hi"), "messages", "Expected `array`"),
     (chat(messages=["hi"]), "messages[0]", "Expected `object`"),
