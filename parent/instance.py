@@ -1,6 +1,7 @@
 """One `mlxd serve` per data folder: a lock that dies with its process, and the clearing of what a dead one left."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -12,10 +13,17 @@ from typing import IO
 
 import msgspec
 
-from shared.errors import ErrorCode, refuse
+from shared.errors import ErrorCode, Refused, refuse
 
 SUN_PATH = 104  # bytes of a socket path on macOS, its final NUL included; Linux has 108
 PREFIX = "mlxd-"
+_TODO = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EEXIST: "remove it",
+    errno.ENOTDIR: "remove it",
+    errno.EISDIR: "remove it",
+}
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -39,42 +47,70 @@ class Instance:
         """Raises `Refused` naming the process that serves this folder already, or what forbids the lock."""
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
-            self._file = open(self._path, "a+b")  # noqa: SIM115  (held for the life of the server)
+            self._file = self._lock()
+            self._clear(read_owner(self._path))
+            self.runtime_dir = self._make_runtime_dir()
         except OSError as error:
-            raise refuse(
-                ErrorCode.FORBIDDEN, f"cannot write in the data folder {self.data_dir}: {error.strerror}"
-            ) from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            owner = read_owner(self._path)
-            self._file.close()
-            self._file = None
-            who = f"process {owner.pid} at {owner.url or 'no address yet'}" if owner else "another process"
-            raise refuse(
-                ErrorCode.FORBIDDEN,
-                f"{self.data_dir} is served already by {who}; stop that one, or set MLXD_DATA_DIR to another",
-            ) from None
-        self._clear(read_owner(self._path))
-        self.runtime_dir = self._make_runtime_dir()
+            self.release()
+            raise self._cannot_write(error) from None
+        except Refused:
+            self.release()
+            raise
         self.announce("")
 
     def announce(self, url: str) -> None:
-        """Write who serves and where, for other processes to read."""
+        """Write who serves and where, for other processes to read. Raises `Refused`, and is released then."""
         assert self._file is not None
-        self._file.seek(0)
-        self._file.truncate()
-        self._file.write(msgspec.json.encode(Owner(os.getpid(), url, str(self.runtime_dir))))
-        self._file.flush()
+        owner = msgspec.json.encode(Owner(os.getpid(), url, str(self.runtime_dir)))
+        try:
+            os.ftruncate(self._file.fileno(), 0)
+            self._file.write(owner)  # appends, so to the beginning
+        except OSError as error:
+            self.release()
+            raise self._cannot_write(error) from None
 
     def release(self) -> None:
         """Remove the sockets' folder and the lock file."""
+        if self._file is None:
+            return
         shutil.rmtree(self.runtime_dir, ignore_errors=True)
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._path.unlink()
-            self._file.close()
-            self._file = None
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        self._file.close()  # last: whoever waits for the lock then finds that its file is no longer this one
+        self._file = None
+
+    def _lock(self) -> IO[bytes]:
+        """The lock file, held. A file that was removed between opening and locking is nobody's: try again."""
+        while True:
+            file = open(self._path, "a+b", buffering=0)  # noqa: SIM115  (held for the life of the server)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_same_file(file, self._path):
+                    return file
+            except BlockingIOError:
+                file.close()
+                raise self._served_already() from None
+            except OSError:
+                file.close()
+                raise
+            file.close()
+
+    def _served_already(self) -> Refused:
+        owner = read_owner(self._path)
+        who = f"process {owner.pid} at {owner.url or 'no address yet'}" if owner else "another process"
+        return refuse(
+            ErrorCode.FORBIDDEN,
+            f"{self.data_dir} is served already by {who}; stop that one, or set MLXD_DATA_DIR to another",
+        )
+
+    def _cannot_write(self, error: OSError) -> Refused:
+        place = error.filename or self.data_dir
+        todo = _TODO.get(error.errno or 0, "see to its rights")
+        return refuse(
+            ErrorCode.FORBIDDEN,
+            f"cannot write in the data folder {self.data_dir}: {place}: {error.strerror or error}; {todo}, or "
+            "set MLXD_DATA_DIR to another folder",
+        )
 
     def __enter__(self) -> "Instance":
         self.claim()
@@ -106,6 +142,13 @@ def read_owner(path: Path) -> Owner | None:
         return msgspec.json.decode(path.read_bytes(), type=Owner)
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+def _is_same_file(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _is_our_temporary(path: Path) -> bool:

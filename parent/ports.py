@@ -19,7 +19,10 @@ def bind(host: str, port: int) -> socket.socket:
     except (socket.gaierror, UnicodeError) as error:
         raise refuse(ErrorCode.INVALID_REQUEST, f"cannot listen on {host!r}: {error}", param="host") from None
     family, kind, protocol, _, address = found[0]
-    listener = socket.socket(family, kind, protocol)
+    try:
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise refuse(ErrorCode.FORBIDDEN, _why_not(host, port, error), param="host") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -44,7 +47,7 @@ def _why_not(host: str, port: int, error: OSError) -> str:
         return f"port {port} on {host} is taken{by}; stop that, or choose another with --port"
     if error.errno == errno.EACCES:
         return f"port {port} needs more rights than this user has; choose one above 1023 with --port"
-    return f"cannot listen on {host}:{port}: {error.strerror}"
+    return f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --host or --port"
 
 
 def owner_of(port: int) -> str | None:
