@@ -6,19 +6,50 @@ same-origin or none, except for a person's navigation to a page.
 """
 
 import ipaddress
+import re
 from collections.abc import Iterable
-from urllib.parse import urlsplit
+from typing import NamedTuple
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "host.docker.internal"})
 _WILDCARD = frozenset({"", "0.0.0.0", "::"})
+_AUTHORITY = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::([0-9]{1,5}))?")
+_PORTS = {"http": 80, "https": 443}
+
+
+class Refusal(NamedTuple):
+    """The rule that is broken, in a word and in a line, and the status it has."""
+
+    code: str
+    message: str
+    status: int = 403
+
+
+def authority(text: str) -> tuple[str, int | None] | None:
+    """`NAME[:PORT]` in lower case, no brackets, no final dot; None for anything else."""
+    found = _AUTHORITY.fullmatch(text.strip().lower())
+    if found is None or (found[3] and int(found[3]) > 65535):
+        return None
+    name = found[1] or found[2].removesuffix(".")
+    return (name, int(found[3]) if found[3] else None) if name else None
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header: no port, no brackets, lower case."""
-    host = host.strip().lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].rstrip(".")
+    """The name in a Host header; "" where it is none."""
+    found = authority(host)
+    return found[0] if found else ""
+
+
+def is_same_origin(origin: str, host: str) -> bool:
+    """Whether an Origin header (`SCHEME://NAME[:PORT]`) and a Host header speak of one server.
+
+    `https` too: behind a proxy that ends TLS the page's origin has it, while we see plain HTTP.
+    """
+    scheme, _, rest = origin.lower().partition("://")
+    default = _PORTS.get(scheme)
+    theirs, ours = authority(rest), authority(host)
+    if default is None or theirs is None or ours is None or rest != rest.strip():
+        return False
+    return (theirs[0], theirs[1] or default) == (ours[0], ours[1] or default)
 
 
 class Policy:
@@ -35,22 +66,31 @@ class Policy:
             names.add(bound)
         self.names = frozenset(names)
 
-    def refusal(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, str] | None:
-        """`(code, message)` of the first rule that is broken, or None."""
-        found = {name: value.decode("latin-1") for name, value in headers}
-        host = found.get(b"host", "")
+    def refusal(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
+        """The first rule that is broken, or None."""
+        found: dict[bytes, list[str]] = {}
+        for name, value in headers:
+            found.setdefault(name, []).append(value.decode("latin-1"))
+        host, *more = found.get(b"host", [""])
+        if more:
+            return Refusal("invalid_host", "the request has more than one Host header; send one", 400)
         if not self._is_ours(host_name(host)):
-            return "invalid_host", (
-                f"this server does not answer to the Host {host!r}; add it to allowed_hosts if it is yours"
+            return Refusal(
+                "invalid_host",
+                f"this server does not answer to the Host {host[:80]!r}; "
+                "add it to allowed_hosts if it is yours",
             )
-        origin = found.get(b"origin")
-        if origin is not None and (urlsplit(origin).netloc or origin).lower() != host.strip().lower():
-            return "cross_origin", f"the Origin {origin!r} is not this server's"
-        site = found.get(b"sec-fetch-site", "none")
-        navigates = method == "GET" and found.get(b"sec-fetch-mode") == "navigate"
-        top_level = navigates and found.get(b"sec-fetch-dest", "document") == "document"
-        if site not in ("same-origin", "none") and not top_level:
-            return "cross_site", f"a request from another site (Sec-Fetch-Site: {site}) is refused"
+        for origin in found.get(b"origin", []):
+            if not is_same_origin(origin, host):
+                return Refusal("cross_origin", f"the Origin {origin[:80]!r} is not this server's")
+        navigates = method == "GET" and found.get(b"sec-fetch-mode") == ["navigate"]
+        top_level = navigates and found.get(b"sec-fetch-dest", ["document"]) == ["document"]
+        for site in found.get(b"sec-fetch-site", []):
+            if site not in ("same-origin", "none") and not top_level:
+                return Refusal(
+                    "cross_site",
+                    f"a request from another site (Sec-Fetch-Site: {site[:80]}) is refused",
+                )
         return None
 
     def _is_ours(self, name: str) -> bool:

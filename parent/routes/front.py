@@ -7,7 +7,7 @@ import secrets
 import msgspec
 from starlette.exceptions import HTTPException
 
-from parent.access import Policy
+from parent.access import Policy, Refusal
 from parent.protocols import openai_fields
 from parent.protocols.base import retry_headers
 from shared import asgi, logs
@@ -46,7 +46,7 @@ class Front:
             try:
                 refused = self.policy.refusal(scope["method"], scope["headers"])
                 if refused is not None:
-                    await _forbid(tell, *refused)
+                    await _forbid(tell, refused)
                 else:
                     await self.app(scope, receive, tell)
             except asgi.ClientGone:
@@ -86,6 +86,8 @@ async def _answer(send: asgi.Send, failure: Failure, status: int | None = None) 
     await asgi.respond(send, status or code, body, retry_headers(failure))
 
 
-async def _forbid(send: asgi.Send, code: str, message: str) -> None:
-    frame = openai_fields.ErrorFrame(openai_fields.ErrorBody(message, "forbidden", None, code))
-    await asgi.respond(send, 403, msgspec.json.encode(frame))
+async def _forbid(send: asgi.Send, refused: Refusal) -> None:
+    frame = openai_fields.ErrorFrame(
+        openai_fields.ErrorBody(refused.message, "forbidden", None, refused.code)
+    )
+    await asgi.respond(send, refused.status, msgspec.json.encode(frame))
