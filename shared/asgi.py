@@ -17,14 +17,25 @@ class ClientGone(Exception):
     """The client closed its connection before the answer was complete."""
 
 
-async def read_body(receive: Receive, limit: int, *, declared: int | None = None) -> bytes:
-    """The whole request body. Raises `Refused` (too_large) past `limit` bytes, `ClientGone` on a cut."""
+async def read_body(
+    receive: Receive, limit: int, *, declared: int | None = None, silence_s: float | None = None
+) -> bytes:
+    """The whole request body. Raises `Refused` (too_large) past `limit` bytes, `ClientGone` on a cut.
+
+    With `silence_s` also `Refused` (request_timeout) where nothing more of it comes for so long.
+    """
     if declared is not None and declared > limit:
         raise refuse(ErrorCode.TOO_LARGE, f"the request body has {declared} bytes; the limit is {limit}")
     parts: list[bytes] = []
     size = 0
     while True:
-        message = await receive()
+        try:
+            async with asyncio.timeout(silence_s):
+                message = await receive()
+        except TimeoutError:
+            raise refuse(
+                ErrorCode.REQUEST_TIMEOUT, f"the rest of the request body did not come within {silence_s:g} s"
+            ) from None
         if message["type"] == "http.disconnect":
             raise ClientGone
         chunk: bytes = message.get("body", b"")

@@ -16,6 +16,7 @@ class ErrorCode(StrEnum):
     TEMPLATE_FAILED = "template_failed"  # the model's chat template refused the messages
     CONTEXT_EXCEEDED = "context_exceeded"  # prompt longer than the context window
     TOO_LARGE = "too_large"  # request body over the limit
+    REQUEST_TIMEOUT = "request_timeout"  # the client stopped in the middle of its request
     MODEL_NOT_FOUND = "model_not_found"  # no model of that name here
     NOT_FOUND = "not_found"  # no such route or object
     FORBIDDEN = "forbidden"  # Host, Origin or Sec-Fetch-Site policy

@@ -7,10 +7,10 @@ it sends the ids back as `resume`, the worker replays them silently and goes on 
 without ids belongs with the next event that has some (or with the end): whoever forwards it waits for that one,
 so that what has left always matches a number of ids.
 
-What a token costs is mostly the waking up of whoever reads it. A parent therefore keeps one `GET /steps` open: the
-events of all its requests with `by_steps` come there, one `StepFrame` for all rows of an engine step. The answer of
-such a `POST /generate` has an empty body: its head says that the request is admitted, closing it cancels, its end
-follows the last event. Without `by_steps` (a person with curl) the events are the body.
+What a token costs is mostly the waking up of whoever reads it. A parent therefore keeps one `GET /steps/NAME` open:
+the events of all requests whose `reader` is NAME come there, one `StepFrame` for all rows of an engine step. The
+answer of such a `POST /generate` has an empty body: its head says that the request is admitted, closing it cancels,
+its end follows the last event. Without a `reader` (a person with curl) the events are the body.
 """
 
 from typing import Any, Literal
@@ -66,7 +66,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     max_tokens: int | None = None
     stop: list[str] = []
     split_reasoning: bool = True
-    by_steps: bool = False
+    reader: str = ""  # whose `GET /steps/NAME` the events go to; "" = the body of the answer
     resume: list[int] = []
 
 
@@ -156,7 +156,7 @@ Event = Started | Prefill | Text | Reasoning | Finish | Failed
 
 
 class StepFrame(msgspec.Struct, frozen=True):
-    """One line of `GET /steps`: (request id, its events) for every request that an engine step moved on."""
+    """One line of `GET /steps/NAME`: (request id, its events) for every request that an engine step moved on."""
 
     parts: list[tuple[str, list[Event]]]
 

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 
@@ -22,7 +23,7 @@ from shared.asgi import (
     send_chunk,
     start,
 )
-from shared.errors import ErrorCode, Failure, Refused
+from shared.errors import ErrorCode, Failure, Refused, refuse
 from shared.wire import Failed, GenerateRequest, RenderRequest, RenderResult, StepFrame, WorkerStats
 from worker.pipeline import Pipeline
 
@@ -34,6 +35,7 @@ _generate = msgspec.json.Decoder(GenerateRequest)
 _render = msgspec.json.Decoder(RenderRequest)
 _json = msgspec.json.Encoder()
 
+STEPS = "/steps/"
 _NDJSON = [(b"content-type", b"application/x-ndjson")]
 _STATUS = {ErrorCode.SHUTTING_DOWN: 503, ErrorCode.INTERNAL: 500, ErrorCode.ENGINE_FAULT: 500}
 
@@ -47,7 +49,7 @@ def build_app(pipeline: Pipeline, stats: Callable[[], WorkerStats]) -> Handler:
 
         async def answer() -> None:
             await start(send, 200, _NDJSON)
-            if request.by_steps:
+            if request.reader:
                 await pipeline.run_by_steps(stream)
                 await send_chunk(send, b"", more=False)
                 return
@@ -58,7 +60,7 @@ def build_app(pipeline: Pipeline, stats: Callable[[], WorkerStats]) -> Handler:
 
         await run_until_gone(receive, answer)
 
-    async def steps(receive: Receive, send: Send) -> None:
+    async def steps(name: str, receive: Receive, send: Send) -> None:
         """Everything that is ready when the reader is written to leaves in one piece."""
         await read_body(receive, 0)
         frames: list[StepFrame] = []
@@ -77,12 +79,13 @@ def build_app(pipeline: Pipeline, stats: Callable[[], WorkerStats]) -> Handler:
                 frames.clear()
                 await send_chunk(send, lines)
 
-        pipeline.on_step = take
+        if name in pipeline.readers:
+            raise refuse(ErrorCode.INVALID_REQUEST, f"somebody reads /steps/{name} already")
+        pipeline.readers[name] = take
         try:
             await run_until_gone(receive, answer)
         finally:
-            if pipeline.on_step is take:
-                pipeline.on_step = None
+            del pipeline.readers[name]
 
     async def render(receive: Receive, send: Send) -> None:
         request = _render.decode(await read_body(receive, ndjson.MAX_LINE))
@@ -94,7 +97,6 @@ def build_app(pipeline: Pipeline, stats: Callable[[], WorkerStats]) -> Handler:
 
     routes = {
         ("POST", "/generate"): generate,
-        ("GET", "/steps"): steps,
         ("POST", "/render"): render,
         ("GET", "/stats"): give_stats,
     }
@@ -103,6 +105,8 @@ def build_app(pipeline: Pipeline, stats: Callable[[], WorkerStats]) -> Handler:
         if scope["type"] != "http":
             return
         handler = routes.get((scope["method"], scope["path"]))
+        if scope["method"] == "GET" and scope["path"].startswith(STEPS):
+            handler = partial(steps, scope["path"].removeprefix(STEPS))
         has_begun = False
 
         async def watched(message: dict[str, object]) -> None:

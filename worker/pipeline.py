@@ -65,7 +65,7 @@ class Stream:
         self._pieces: list[tuple[Kind, str]] = []
         self._ids: list[int] = []
         self._events: list[Event] = []
-        self.by_steps = request.by_steps
+        self.reader = request.reader
         self.ended = asyncio.Event()
         self._wake = asyncio.Event()
         self._num_reasoning = 0
@@ -192,7 +192,7 @@ class Pipeline:
         self.context = context
         self._engine = engine
         self._streams: dict[str, Stream] = {}
-        self.on_step: OnStep | None = None  # takes the events of streams with `by_steps`
+        self.readers: dict[str, OnStep] = {}  # by name: who takes the events of the streams that name it
         self._idle = asyncio.Event()
         self._idle.set()
         self.is_draining = False
@@ -202,18 +202,23 @@ class Pipeline:
         return len(self._streams)
 
     def dispatch(self, outputs: list[Output]) -> None:
-        """The outputs of one step; what they give to streams with `by_steps` leaves as one frame."""
-        parts: list[tuple[str, list[Event]]] = []
+        """The outputs of one step; what they give to the streams of a reader leaves as one frame."""
+        frames: dict[str, list[tuple[str, list[Event]]]] = {}
         for output in outputs:
             stream = self._streams.get(output.id)
             if stream is None:
                 continue
             if stream.feed(output):
                 self._engine.cancel(output.id)
-            if stream.by_steps and (events := stream.take()):
-                parts.append((output.id, events))
-        if parts and self.on_step is not None:
-            self.on_step(StepFrame(parts))
+            if stream.reader and (events := stream.take()):
+                frames.setdefault(stream.reader, []).append((output.id, events))
+        for reader, parts in frames.items():
+            self._tell(reader, parts)
+
+    def _tell(self, reader: str, parts: list[tuple[str, list[Event]]]) -> None:
+        on_step = self.readers.get(reader)
+        if on_step is not None:  # else it has left, and its requests are about to be cancelled
+            on_step(StepFrame(parts))
 
     async def prepare(self, request: GenerateRequest) -> Stream:
         """Everything that can refuse a request. Raises `Refused`; nothing has been submitted then."""
@@ -248,19 +253,19 @@ class Pipeline:
                 yield await stream.events()
 
     async def run_by_steps(self, stream: Stream) -> None:
-        """The same with the events going to `on_step`; returns after the last one."""
-        if stream.is_done and self.on_step is not None:
-            self.on_step(StepFrame([(stream.sequence.id, stream.take())]))
-        if not stream.is_done:
+        """The same with the events going to the stream's reader; returns after the last one."""
+        if stream.is_done:
+            self._tell(stream.reader, [(stream.sequence.id, stream.take())])
+        else:
             with self._running(stream):
                 await stream.ended.wait()
 
     def _check_new(self, request: GenerateRequest) -> None:
-        """Refuse an id that is in flight, and `by_steps` where nobody reads `/steps`."""
+        """Refuse an id that is in flight, and a `reader` that is not there."""
         if request.request_id in self._streams:
             raise refuse(ErrorCode.INVALID_REQUEST, f"request id {request.request_id!r} is in flight already")
-        if request.by_steps and self.on_step is None:
-            raise refuse(ErrorCode.INVALID_REQUEST, "by_steps, but nobody reads /steps", param="by_steps")
+        if request.reader and request.reader not in self.readers:
+            raise refuse(ErrorCode.INVALID_REQUEST, f"nobody reads /steps/{request.reader}", param="reader")
 
     @contextmanager
     def _running(self, stream: Stream) -> Iterator[None]:

@@ -4,13 +4,14 @@ This is the token path, so it is driven by hand over `httptools` (see docs/bench
 over an HTTP client library). One connection carries one request at a time and is kept for the next. Cancel =
 close the connection. Reading has no time-out: a silent worker is the watchdog's business.
 
-Events come on one more connection, `GET /steps`: a frame for all requests that an engine step moved on, so that
+Events come on one more connection, `GET /steps/NAME`: a frame for all requests that an engine step moved on, so that
 the parent wakes up once a step and not once a token. A reader that does not take its events stalls nobody: what
 waits for it is joined to few events, and an answer is bounded by its context. `by_steps=False` reads the events
 from the body of each answer instead, where a reader that does not take them stops its own connection.
 """
 
 import asyncio
+import uuid
 from typing import TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ from shared import wire
 from shared.errors import ErrorCode, Failure, Refused
 
 CONNECT_S = 1.0
+MAX_IDLE = 16  # connections kept for the next request; after a rush the others are closed
 LAG_S = 5.0  # between the end of an answer and its last event on the other connection
 
 _decode_failure = msgspec.json.Decoder(Failure).decode
@@ -111,12 +113,15 @@ class WorkerClient:
 
     async def generate(self, request: wire.GenerateRequest) -> EventStream:
         """Admission is certain when this returns. Raises `Refused` with the worker's failure, `WorkerLost`."""
-        name = ""
+        name, steps = "", None
         if self._by_steps:
+            steps = await self._open_steps()
             name = request.request_id
-            request = msgspec.structs.replace(request, by_steps=True)
+            request = msgspec.structs.replace(request, reader=steps.name)
         try:
-            connection = await self._ask("POST", "/generate", _encode(request), streaming=True, name=name)
+            connection = await self._ask(
+                "POST", "/generate", _encode(request), streaming=True, steps=steps, name=name
+            )
         except BaseException:
             self._forget(name)
             raise
@@ -124,7 +129,8 @@ class WorkerClient:
             return EventStream(self, connection, name)
         self._forget(name)
         failure = await self._failure(connection)
-        if failure.code is ErrorCode.SHUTTING_DOWN:  # it is being replaced: another worker will serve this
+        if failure.code is ErrorCode.SHUTTING_DOWN or failure.param == "reader":
+            # It is being replaced, or it has lost our reader: another try will serve this.
             raise WorkerLost(failure.message, reached=False)
         raise Refused(failure)
 
@@ -160,18 +166,21 @@ class WorkerClient:
             self._release(connection)
 
     async def _open_steps(self) -> Steps:
-        """The connection of `GET /steps`, opened before the first request. Raises `WorkerLost`."""
+        """The connection of `GET /steps/NAME`, opened before the first request. Raises `WorkerLost`."""
         async with self._opening:
             steps = self._steps
             if steps is not None and not steps.lost and not steps.complete:
                 return steps
-            self._steps = steps = await self._reach(Steps)
+            steps = await self._reach(Steps)
             steps.streaming = True
-            steps.write_request("GET", "/steps", b"")
-            while not steps.status:
-                if steps.lost:
-                    raise WorkerLost("the worker was lost before it answered", reached=False)
+            steps.name = uuid.uuid4().hex  # a new one: the worker may not have noticed the end of the last
+            steps.write_request("GET", f"/steps/{steps.name}", b"")
+            while not steps.status and not steps.lost:
                 await steps.arrival()
+            if steps.status != 200:
+                steps.abort()
+                raise WorkerLost("the worker was lost before it answered", reached=False)
+            self._steps = steps
             return steps
 
     def _forget(self, name: str) -> None:
@@ -179,11 +188,17 @@ class WorkerClient:
             self._steps.readers.pop(name, None)
 
     async def _ask(
-        self, method: str, path: str, body: bytes, *, streaming: bool, name: str = ""
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        *,
+        streaming: bool,
+        steps: Steps | None = None,
+        name: str = "",
     ) -> Connection:
-        """Send a request and wait for the head of its answer. `name`: its events come by steps."""
+        """Send a request and wait for the head of its answer. `steps`: where the events of `name` come."""
         while True:
-            steps = await self._open_steps() if name else None
             connection = await self._connect()
             reused, connection.used, connection.streaming = connection.used, True, streaming
             connection.write_request(method, path, body)
@@ -229,7 +244,7 @@ class WorkerClient:
         self._busy.discard(connection)
         if connection.lost:
             return
-        if connection.reusable and not self._closed:
+        if connection.reusable and not self._closed and len(self._idle) < MAX_IDLE:
             self._idle.append(connection)
         else:
             connection.abort()

@@ -1,6 +1,6 @@
 """One connection to a worker's socket: `httptools` parses, NDJSON bodies become typed events. The token path.
 
-`Connection` carries one request at a time; `Steps` is the one of `GET /steps`, which hands every request its
+`Connection` carries one request at a time; `Steps` is the one of `GET /steps/NAME`, which hands every request its
 events: a frame holds all that an engine step moved on, so the parent wakes up once a step and not once a token.
 """
 
@@ -146,10 +146,11 @@ class Connection(asyncio.Protocol):
 
 
 class Steps(Connection):
-    """The connection of `GET /steps`: hands each request its events."""
+    """The connection of `GET /steps/NAME`: hands each request its events."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.name = ""
         self.readers: dict[str, Connection] = {}
 
     def on_body(self, body: bytes) -> None:

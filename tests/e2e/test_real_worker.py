@@ -1,5 +1,6 @@
 """The whole of it with the real worker on tiny models: SDK, crash, disconnect, many clients, broken models."""
 
+import asyncio
 import concurrent.futures
 import json
 import os
@@ -13,6 +14,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from parent.workers.client import WorkerClient
+from shared import wire
 from tests.e2e.real import serving
 from tests.oracles.checkpoints import reference, write_case
 from tests.process.harness import DEADLINE_S, Served, chat, content, is_running, until
@@ -182,6 +185,22 @@ def test_crash_by_hanging_is_noticed_and_the_stacks_of_the_real_worker_are_kept(
         assert server.ask("the", max_tokens=3).status_code == 200
         assert "heartbeat" in json.dumps(server.engine()["last_exit"])
         until(lambda: not is_running(pid), "the hung worker is gone")
+
+
+def test_two_readers_of_one_worker_do_not_disturb_each_other(server):
+    """The parent's, and another one that comes and goes."""
+
+    async def direct() -> list[wire.Event]:
+        client = WorkerClient(server.engine()["socket"])
+        asked = wire.GenerateRequest(request_id="direct", prompt=wire.TextPrompt("the"), seed=1, max_tokens=3)
+        async with await client.generate(asked) as stream:
+            events = [event async for batch in stream for event in batch]
+        client.close()
+        return events
+
+    assert server.ask("the", max_tokens=2).status_code == 200
+    assert isinstance(asyncio.run(direct())[-1], wire.Finish)
+    assert server.ask("the", max_tokens=2).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ class Worker:
             await asgi.respond(send, 200, msgspec.json.encode(self.stats))
             return
         body = await asgi.read_body(receive, ndjson.MAX_LINE)
-        if scope["path"] == "/steps":
+        if scope["path"].startswith("/steps/"):
             await asgi.start(send, 200, [(b"content-type", b"application/x-ndjson")])
             await asgi.run_until_gone(receive, lambda: self._steps(send))
             return
@@ -253,9 +253,9 @@ class Worker:
         reader = self.reader
 
         async def tell(event: wire.Event) -> None:
-            if request.by_steps and self.reader is not reader:
+            if request.reader and self.reader is not reader:
                 raise Cut
-            if request.by_steps:
+            if request.reader:
                 self.parts.append((request.request_id, [event]))
                 self.stepped.set()
             else:

@@ -34,11 +34,11 @@ class Script:
                 head, _, body = (await request_of(reader)).partition(b"\r\n\r\n")
                 writer.write(HEAD)
                 async with self.arrived:
-                    if head.startswith(b"GET /steps"):
+                    if head.startswith(b"GET /steps/"):
                         self.steps = writer
                     else:
                         asked = msgspec.json.decode(body, type=wire.GenerateRequest)
-                        assert asked.by_steps
+                        assert asked.reader
                         self.bodies[asked.request_id] = writer
                     self.arrived.notify_all()
         except (asyncio.IncompleteReadError, ConnectionError):
