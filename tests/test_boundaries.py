@@ -96,6 +96,7 @@ PURE = [
     "worker.engine.sequence",
     "worker.engine.scheduler",
     "parent.config",
+    "parent.library.families",
     "parent.library.fit",
     "parent.workers.states",
     "parent.workers.restarts",

@@ -115,8 +115,9 @@ def _models(settings: Settings) -> Check:
     entries = scan(settings.data_dir)
     if not entries:
         return Check("models", "advice", f"none in {models_dir(settings.data_dir)}", "mlxd pull starter")
-    broken = [entry for entry in entries if entry.error]
-    if broken:
-        todo = f"mlxd rm {broken[0].id}, or repair it"
-        return Check("models", "advice", f"{len(broken)} of {len(entries)} broken: {broken[0].error}", todo)
+    useless = [entry for entry in entries if entry.error]
+    if useless:
+        what = "cannot be served" if useless[0].unsupported else "broken"
+        todo = f"mlxd rm {useless[0].id}" + ("" if useless[0].unsupported else ", or repair it")
+        return Check("models", "advice", f"{len(useless)} of {len(entries)} {what}: {useless[0].error}", todo)
     return Check("models", "ok", ", ".join(entry.id for entry in entries))

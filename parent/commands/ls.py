@@ -35,13 +35,17 @@ def run(args: argparse.Namespace) -> int:
         )
         for entry in entries:
             if remark := entry.error or entry.note:
-                print(f"{entry.id}: {'broken: ' if entry.error else ''}{remark}")
+                print(f"{entry.id}: {_verdict(entry)}{remark}")
     return 0
+
+
+def _verdict(entry: ModelEntry) -> str:
+    return "broken: " if entry.error and not entry.unsupported else ""
 
 
 def _row(entry: ModelEntry) -> list[str]:
     aliases = ", ".join(entry.aliases) or "-"
     if entry.error:
-        return [entry.id, aliases, "-", "-", "broken", "-"]
+        return [entry.id, aliases, "-", "-", "unsupported" if entry.unsupported else "broken", "-"]
     kind = f"{entry.quantization} {entry.dtype}".strip()
     return [entry.id, aliases, entry.family, format_bytes(entry.bytes), kind, str(entry.context or "-")]

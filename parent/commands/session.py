@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import parent
 from parent.config import Settings
@@ -26,9 +25,10 @@ def session_server(settings: Settings, model: str, config: str | None = None) ->
     command += ["--port", "0", "--no-open", "--data-dir", str(settings.data_dir)]
     command += ["--config", str(Path(config).expanduser().absolute())] if config else []
     print("starting a server for this chat", file=sys.stderr)
-    # The only writer of this pipe is us: its end of file reaches the server whatever we die of, SIGKILL too.
+    # The only writer of this pipe is us: its end of file reaches the server whatever we die of, KILL too. HUP and
+    # TERM therefore keep their default action: a handler in Python could come too late, before a read blocks.
     life, ours = os.pipe()
-    with _leaving_in_order(), tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() as log:
         try:
             child = subprocess.Popen(
                 [*command, "--leave-with-fd", str(life)],
@@ -57,24 +57,6 @@ def session_server(settings: Settings, model: str, config: str | None = None) ->
         finally:
             os.close(ours)
             _stop(child)
-
-
-@contextmanager
-def _leaving_in_order() -> Iterator[None]:
-    """A hang-up or TERM unwinds the block as an error would, instead of ending us between two instructions."""
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = {}
-    for number in (signal.SIGHUP, signal.SIGTERM):
-        if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores it, and means it
-            before[number] = signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def child_environment() -> dict[str, str]:

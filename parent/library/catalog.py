@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from parent.library.families import config_fault, family_fault
 from shared.checkpoint import inspect, kv_bytes_per_token
 from shared.errors import ErrorCode, Refused, refuse
 
@@ -39,6 +40,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     origin: str = ""
     note: str = ""  # why this dtype, in a few words
     error: str = ""
+    unsupported: bool = False  # with `error`: nothing is wrong with the files, mlxd cannot serve such a model
 
 
 def models_dir(data_dir: Path) -> Path:
@@ -79,8 +81,20 @@ def read_entry(folder: Path, model_id: str) -> ModelEntry:
     try:
         card = _read_card(folder)
         facts = inspect(folder)
+        if fault := family_fault(facts.model_type):
+            raise refuse(ErrorCode.UNSUPPORTED, fault)
+        if fault := config_fault(facts.config):
+            raise refuse(
+                ErrorCode.BAD_CHECKPOINT, f"{folder / 'config.json'}: {fault}; download the model again"
+            )
     except Refused as refused:
-        return ModelEntry(id=model_id, path=folder, aliases=_aliases(card, model_id), error=str(refused))
+        unsupported = refused.failure.code == ErrorCode.UNSUPPORTED
+        return _unusable(folder, model_id, card, str(refused), unsupported=unsupported)
+    except Exception as error:  # files of strangers: whatever they hold, the other models must be listed
+        problem = " ".join(f"{type(error).__name__}: {error}".split())
+        return _unusable(
+            folder, model_id, card, f"{folder}: not understood ({problem}); download the model again"
+        )
     dtype = float_type(facts.dtypes)
     return ModelEntry(
         id=model_id,
@@ -95,6 +109,13 @@ def read_entry(folder: Path, model_id: str) -> ModelEntry:
         origin=card.origin,
         note=dtype_note(dtype, facts.quantization, float32=runs_in_float32()),
     )
+
+
+def _unusable(
+    folder: Path, model_id: str, card: Card, error: str, *, unsupported: bool = False
+) -> ModelEntry:
+    aliases = _aliases(card, model_id)
+    return ModelEntry(id=model_id, path=folder, aliases=aliases, error=error, unsupported=unsupported)
 
 
 _FLOAT_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

@@ -1,7 +1,8 @@
-"""Does a model fit? Bytes for weights, KV cache at a context, and one prefill step. Pure arithmetic.
+"""Does a model fit? Bytes for weights, KV caches, kept prompts and one step. Pure arithmetic.
 
-The three terms are those a person can check by hand; `explain` shows them. KV per token comes from the
-checkpoint (layers x KV heads x head size x 2 x element size), see `shared/checkpoint.py`.
+The terms are those a person can check by hand; `explain` shows them. KV per token comes from the checkpoint
+(layers x KV heads x head size x 2 x element size), see `shared/checkpoint.py`. The bill is that of a busy
+server: every row in use, at the whole context, with the prefix cache full.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ import msgspec
 from shared.units import format_bytes
 
 FLOAT_BYTES = 4  # mlx's CPU backend runs in float32; elsewhere this errs on the safe side
-DEFAULT_CHUNK = 512  # prompt tokens in one prefill step where the settings leave it open
+CHUNK_CPU, CHUNK_GPU = 128, 2048  # prompt tokens in one prefill step, as in worker/load.py
 RESERVE = 0.10  # of memory, left to the system and to the parent
 
 
@@ -24,7 +25,7 @@ def loaded_bytes(dtypes: Mapping[str, int], *, float32: bool) -> int:
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """The sizes of a decoder that decide what one prefill step needs."""
+    """The sizes of a decoder that decide what one step needs."""
 
     hidden: int
     intermediate: int
@@ -32,19 +33,27 @@ class Shape(msgspec.Struct, frozen=True):
     vocab: int
 
 
-class Fit(msgspec.Struct, frozen=True):
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """The bill for one model at one context, in bytes."""
 
     weights_bytes: int
     context: int
-    kv_bytes: int  # at that context, sliding windows considered
+    rows: int  # requests answered side by side
+    row_bytes: int  # KV of one row at that context, sliding windows considered
     kv_bytes_per_token: int  # of a token inside every window
+    prefix_bytes: int  # prompts kept for reuse
+    chunk: int  # prompt tokens in one prefill step
     transient_bytes: int
     memory_bytes: int
+    memory_name: str = "memory"
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.rows * self.row_bytes
 
     @property
     def needed_bytes(self) -> int:
-        return self.weights_bytes + self.kv_bytes + self.transient_bytes
+        return self._fixed_bytes + self.kv_bytes
 
     @property
     def usable_bytes(self) -> int:
@@ -56,44 +65,69 @@ class Fit(msgspec.Struct, frozen=True):
 
     @property
     def largest_context(self) -> int:
-        """Tokens for which memory would do, the weights and one step being paid for; a safe bound where
-        sliding windows cap the KV cache.
+        """Tokens for which memory would do with all rows, the rest being paid for; a safe bound where sliding
+        windows cap the KV cache.
         """
-        left = self.usable_bytes - self.weights_bytes - self.transient_bytes
+        left = self.usable_bytes - self._fixed_bytes
         if left <= 0:
             return 0
-        return left // self.kv_bytes_per_token if self.kv_bytes_per_token else self.context
+        each = self.rows * self.kv_bytes_per_token
+        return left // each if each else self.context
+
+    @property
+    def most_rows(self) -> int:
+        """Rows for which memory would do at this context; 0 when not even one fits."""
+        left = self.usable_bytes - self._fixed_bytes
+        return max(left // self.row_bytes, 0) if self.row_bytes else self.rows
+
+    @property
+    def _fixed_bytes(self) -> int:
+        return self.weights_bytes + self.prefix_bytes + self.transient_bytes
 
 
-def transient_bytes(shape: Shape, context: int, chunk: int = 0) -> int:
-    """What one prefill step holds beside weights and KV, at its widest point.
+def transient_bytes(shape: Shape, context: int, chunk: int, rows: int = 1, *, scores: bool = True) -> int:
+    """What one step holds beside weights and KV, at its widest point.
 
-    Residual and its norm, the gate and up products, the attention scores of one layer (heads x chunk x
-    context: mlx's CPU backend writes them out) and the logits of one row.
+    Residual and its norm, the gate and up products of a prefill chunk, and the logits of every row. `scores`:
+    the attention scores of one layer (heads x chunk x context) too, which mlx's CPU backend writes out; the
+    fused kernels of a GPU never hold them.
     """
-    rows = min(chunk or DEFAULT_CHUNK, context)
-    per_row = 4 * shape.hidden + 3 * shape.intermediate + shape.heads * context
-    return FLOAT_BYTES * (rows * per_row + shape.vocab)
+    tokens = min(chunk, context)
+    per_token = 4 * shape.hidden + 3 * shape.intermediate + (shape.heads * context if scores else 0)
+    return FLOAT_BYTES * (tokens * per_token + rows * shape.vocab)
 
 
 def explain(fit: Fit) -> list[str]:
     """The arithmetic in lines for a person, the verdict last."""
-    lines = [
-        f"weights    {format_bytes(fit.weights_bytes):>8}",
-        f"KV cache   {format_bytes(fit.kv_bytes):>8}   {_kv_arithmetic(fit)}",
-        f"one step   {format_bytes(fit.transient_bytes):>8}   activations of a prefill step",
-        f"needed     {format_bytes(fit.needed_bytes):>8}",
-        f"usable     {format_bytes(fit.usable_bytes):>8}   "
-        f"{format_bytes(fit.memory_bytes)} of memory less {RESERVE:.0%} for the system",
+    bill = [
+        ("weights", fit.weights_bytes, ""),
+        ("KV cache", fit.kv_bytes, _kv_arithmetic(fit)),
+        ("prefix cache", fit.prefix_bytes, "prompts kept for reuse, at most (--prefix-cache-bytes)"),
+        ("one step", fit.transient_bytes, f"{min(fit.chunk, fit.context)} prompt tokens at once"),
+        ("needed", fit.needed_bytes, ""),
+        (
+            "usable",
+            fit.usable_bytes,
+            f"{format_bytes(fit.memory_bytes)} of {fit.memory_name} less {RESERVE:.0%} for the system",
+        ),
     ]
+    lines = [f"{name:<12}  {format_bytes(size):>8}   {why}".rstrip() for name, size, why in bill]
     if fit.fits:
         return [*lines, f"fits, with {format_bytes(fit.usable_bytes - fit.needed_bytes)} to spare"]
     over = format_bytes(fit.needed_bytes - fit.usable_bytes)
+    ways = []
     if fit.largest_context:
-        return [*lines, f"does not fit: {over} too much; up to --context {fit.largest_context} would"]
-    return [*lines, f"does not fit: {over} too much, the weights alone leave no room"]
+        ways.append(f"--context {min(fit.largest_context, fit.context - 1)}")
+    if fit.most_rows:
+        ways.append(f"--max-rows {min(fit.most_rows, fit.rows - 1)}")
+    if ways:
+        return [*lines, f"does not fit: {over} too much; {' or '.join(ways)} would"]
+    if fit.weights_bytes > fit.usable_bytes:
+        return [*lines, f"does not fit: {over} too much, the weights alone leave no room"]
+    return [*lines, f"does not fit: {over} too much; a smaller --prefix-cache-bytes or --prefill-chunk helps"]
 
 
 def _kv_arithmetic(fit: Fit) -> str:
-    capped = "" if fit.kv_bytes == fit.context * fit.kv_bytes_per_token else ", less what windows drop"
-    return f"{fit.context} tokens x {format_bytes(fit.kv_bytes_per_token)} a token{capped}"
+    capped = "" if fit.row_bytes == fit.context * fit.kv_bytes_per_token else ", less what windows drop"
+    rows = f"{fit.rows} rows x " if fit.rows > 1 else ""
+    return f"{rows}{fit.context} tokens x {format_bytes(fit.kv_bytes_per_token)} a token{capped}"

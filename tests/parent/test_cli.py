@@ -200,9 +200,35 @@ def test_fit_shows_the_arithmetic_and_tells_by_its_exit_code(
     assert "org/tiny, 100 tokens of context" in out
     assert "100 tokens x" in out
     assert "fits, with" in out
+    assert "8 rows x 100 tokens x" in out
+    assert re.search(r"^prefix cache +1\.07 GB", out, re.MULTILINE)
     write_model(data / "models" / "vast", max_position_embeddings=10**12)
     assert run("fit", "vast") == 1
     assert "does not fit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"num_hidden_layers": -2}, "num_hidden_layers is -2"),
+        ({"hidden_size": "64"}, "hidden_size is '64'"),
+        ({"model_type": "qwen2"}, "family 'qwen2' is not supported, only llama, mistral, ministral3"),
+    ],
+)
+def test_a_model_that_cannot_be_served_never_fits_and_every_command_says_why(
+    data: Path, capsys: pytest.CaptureFixture[str], config: dict[str, Any], told: str
+) -> None:
+    write_model(data / "models" / "odd", **config)
+    for words in (["fit", "odd"], ["serve", "odd"], ["serve"]):
+        assert run(*words) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert told in err
+        assert err.count("\n") == 1
+    assert run("ls") == 0
+    out = capsys.readouterr().out
+    assert told in out
+    assert ("unsupported" if "model_type" in config else "broken") in out.splitlines()[1]
 
 
 # ---------------------------------------------------------------- config, doctor

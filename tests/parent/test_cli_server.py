@@ -1,17 +1,11 @@
 """Commands that need a server or a terminal: chat, serve, and the guards of rm and import."""
 
-import fcntl
 import json
 import os
-import pty
-import re
-import select
 import shutil
 import signal
 import subprocess
 import sys
-import termios
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -23,6 +17,7 @@ from parent.commands.running import find_running
 from parent.library.catalog import ModelEntry
 from shared.version import VERSION
 from tests.parent.models import write_model
+from tests.parent.terminals import Terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0
@@ -130,46 +125,6 @@ def test_doctor_and_a_second_server_name_the_one_that_runs(server: str, tiny: Pa
     second = mlxd("serve", "tiny", "--port", "0")
     assert second.returncode == 1
     assert server in second.stderr.splitlines()[-1]
-
-
-class Terminal:
-    """`mlxd WORDS` at a pseudo-terminal: write to it, and wait for what it shows."""
-
-    def __init__(self, *words: str) -> None:
-        self.ours, theirs = pty.openpty()
-        self.child = subprocess.Popen(
-            [sys.executable, "-m", "parent", *words],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            cwd=ROOT,
-            start_new_session=True,
-            preexec_fn=_take_terminal,
-        )
-        os.close(theirs)
-        self.seen = ""
-
-    def until(self, pattern: str) -> None:
-        """Read until the pattern was shown; what stood before it is forgotten."""
-        give_up_at = time.monotonic() + DEADLINE_S
-        while not re.search(pattern, self.seen):
-            assert time.monotonic() < give_up_at, f"waited for {pattern!r}, saw {self.seen!r}"
-            if select.select([self.ours], [], [], 1.0)[0]:
-                self.seen += os.read(self.ours, 4096).decode(errors="replace")
-        self.seen = re.split(pattern, self.seen, maxsplit=1)[-1]
-
-    def write(self, keys: bytes) -> None:
-        os.write(self.ours, keys)
-
-    def close(self) -> None:
-        self.child.kill()
-        self.child.wait()
-        os.close(self.ours)
-
-
-def _take_terminal() -> None:
-    """In the child: the pseudo-terminal becomes its controlling one, so that ^C reaches it as a signal."""
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def test_at_a_terminal_ctrl_c_stops_the_answer_and_exit_ends_the_chat(server: str) -> None:

@@ -5,13 +5,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from parent.commands.running import Running, find_running
 from tests.parent.models import write_model
+from tests.parent.terminals import Terminal
 from tests.process.harness import DEADLINE_S, is_running, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,15 +50,24 @@ def data() -> Path:
     return Path(os.environ["MLXD_DATA_DIR"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
 def test_the_server_of_a_chat_leaves_with_it(data: Path, number: signal.Signals) -> None:
     write_model(data / "models" / "tiny")
-    with chatting(data) as (chat, server):
-        chat.send_signal(number)
-        chat.wait(timeout=DEADLINE_S)
+    with closing(Terminal("chat")) as terminal:
+        terminal.until(r"/exit ends\.[\s\S]*> ")  # it talks with the server
+        server = find_running(data)
+        assert server is not None
+        terminal.child.send_signal(number)
+        terminal.child.wait(timeout=DEADLINE_S)
         until(lambda: not is_running(server.pid) or None, f"the server to leave after {number.name}")
-        assert find_running(data) is None
-        assert not (data / "mlxd.lock").exists(), "it did not leave in order"
+    assert not (data / "mlxd.lock").exists(), "it did not leave in order"
+
+
+def test_a_chat_that_is_killed_while_its_server_starts_leaves_none(data: Path) -> None:
+    write_model(data / "models" / "tiny")
+    with chatting(data) as (chat, server):
+        chat.kill()
+        until(lambda: not is_running(server.pid) or None, "the server to leave")
 
 
 def test_a_chat_with_a_folder_asks_for_the_model_by_the_name_its_server_gives_it(

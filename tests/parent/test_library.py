@@ -2,13 +2,12 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from parent.library.catalog import ModelEntry, default_entry, dtype_note, float_type, resolve, scan
-from parent.library.fit import Fit, Shape, explain, loaded_bytes, transient_bytes
+from parent.library.families import FAMILIES
 from shared.errors import ErrorCode, Refused
 from tests.parent.models import write_model
 
@@ -63,6 +62,62 @@ def test_a_broken_model_is_listed_with_its_error(tmp_path: Path, spoil, told: st
     assert entry.id == "tiny"
     assert told in entry.error
     assert "\n" not in entry.error
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"num_hidden_layers": -2}, "num_hidden_layers is -2"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True"),
+        ({"hidden_size": "64"}, "hidden_size is '64'"),
+        ({"intermediate_size": None}, "intermediate_size is missing"),
+        ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"num_attention_heads": [4]}, "num_attention_heads is [4]"),
+        ({"num_attention_heads": 0, "head_dim": 16}, "num_attention_heads is 0"),
+        ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads 3"),
+        ({"head_dim": 1.5}, "head_dim is 1.5"),
+        ({"max_position_embeddings": -1}, "max_position_embeddings is -1"),
+        ({"sliding_window": "all"}, "sliding_window is 'all'"),
+        ({"layer_types": 5}, "layer_types is not a list"),
+        ({"quantization": {"bits": 4, "model.x": {"bits": "four"}}}, "not understood"),
+        ({"num_hidden_layers": "9" * 1000}, "num_hidden_layers is '999"),
+    ],
+)
+def test_a_config_that_cannot_be_counted_with_is_listed_with_the_key_at_fault(
+    tmp_path: Path, config: dict[str, Any], told: str
+) -> None:
+    write_model(models(tmp_path) / "tiny", **config)
+    (entry,) = scan(tmp_path)
+    assert told in entry.error
+    assert "config.json" in entry.error or "not understood" in entry.error
+    assert "\n" not in entry.error
+    assert len(entry.error) < 300 + len(str(tmp_path))
+    assert not entry.unsupported
+
+
+@pytest.mark.parametrize(
+    ("family", "server"),
+    [
+        ("gemma3_text", "(mlx-lm serves it)"),
+        ("qwen2_vl", "(mlx-vlm serves it)"),
+        ("unheard", "another server"),
+    ],
+)
+def test_an_unsupported_family_is_listed_with_what_is_supported_and_what_would_serve_it(
+    tmp_path: Path, family: str, server: str
+) -> None:
+    write_model(models(tmp_path) / "tiny", model_type=family)
+    (entry,) = scan(tmp_path)
+    assert entry.unsupported
+    assert f"{family!r} is not supported, only llama, mistral" in entry.error
+    assert entry.error.endswith(server)
+
+
+def test_the_families_are_those_of_the_worker() -> None:
+    from worker.models import FAMILIES as HELD
+
+    assert set(FAMILIES) == set(HELD)
 
 
 ENTRIES = [
@@ -137,44 +192,3 @@ def test_the_note_says_why_only_where_floats_are_widened() -> None:
     }
     assert len(notes) == 3
     assert all("CPU" in note for note in notes)
-
-
-def a_fit(memory: int, context: int = 100) -> Fit:
-    return Fit(
-        weights_bytes=1000,
-        context=context,
-        kv_bytes=context * 10,
-        kv_bytes_per_token=10,
-        transient_bytes=500,
-        memory_bytes=memory,
-    )
-
-
-def test_the_bill_is_the_sum_of_its_lines_and_the_verdict_follows() -> None:
-    fit = a_fit(memory=3000)
-    assert (fit.needed_bytes, fit.usable_bytes, fit.fits) == (2500, 2700, True)
-    assert "fits, with 200 B to spare" in explain(fit)[-1]
-    assert "100 tokens x 10 B a token" in explain(fit)[1]
-    assert "up to --context 30 would" in explain(a_fit(memory=2000))[-1]
-    assert "the weights alone leave no room" in explain(a_fit(memory=1000))[-1]
-
-
-@given(memory=st.integers(0, 10_000), context=st.integers(1, 1000))
-def test_the_largest_context_is_the_last_that_fits(memory: int, context: int) -> None:
-    largest = a_fit(memory, context).largest_context
-    if largest:
-        assert a_fit(memory, largest).fits
-    assert not a_fit(memory, largest + 1).fits
-
-
-def test_16_bit_tensors_double_where_floats_are_widened() -> None:
-    dtypes = {"BF16": 10, "F16": 10, "F32": 100, "U32": 1000}
-    assert loaded_bytes(dtypes, float32=True) == 1140
-    assert loaded_bytes(dtypes, float32=False) == 1120
-
-
-def test_one_step_grows_with_chunk_and_context_but_not_past_the_context() -> None:
-    shape = Shape(hidden=64, intermediate=128, heads=4, vocab=100)
-    assert transient_bytes(shape, 512, 1) == 4 * (4 * 64 + 3 * 128 + 4 * 512 + 100)
-    assert transient_bytes(shape, 512, 64) > transient_bytes(shape, 512, 32)
-    assert transient_bytes(shape, 16, 64) == transient_bytes(shape, 16, 16)

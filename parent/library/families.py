@@ -1,0 +1,83 @@
+"""The model families that the worker has, and what a config must say before anybody counts with it. Pure.
+
+The worker's own table is `worker/models/__init__.py`, which the parent must not import; a test holds both equal.
+"""
+
+from typing import Any
+
+FAMILIES = ("llama", "mistral", "ministral3")
+
+# `model_type`s that other servers are known to have, to send people somewhere instead of nowhere.
+# fmt: off
+_MLX_LM = frozenset({
+    "apertus", "baichuan_m1", "bitnet", "cohere", "cohere2", "deepseek", "deepseek_v2", "deepseek_v3",
+    "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "exaone", "exaone4", "falcon_h1", "gemma", "gemma2",
+    "gemma3", "gemma3_text", "gemma3n", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss",
+    "granite", "granitemoe", "granitemoehybrid", "helium", "hunyuan", "hunyuan_v1_dense", "internlm2",
+    "internlm3", "lfm2", "llama4", "mamba", "mamba2", "minicpm", "minicpm3", "mixtral", "nemotron",
+    "nemotron_h", "olmo", "olmo2", "olmo3", "olmoe", "phi", "phi3", "phimoe", "qwen", "qwen2", "qwen2_moe",
+    "qwen3", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm", "starcoder2",
+})
+_MLX_VLM = frozenset({
+    "idefics2", "idefics3", "llava", "llava_next", "mistral3", "mllama", "paligemma", "pixtral", "qwen2_vl",
+    "qwen2_5_vl", "qwen3_vl", "smolvlm",
+})
+# fmt: on
+
+_SIZES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+)
+_MOST = 1 << 31  # far beyond any model: a layer count of 10^12 must not become a list
+_MOST_LAYERS = 10_000
+
+
+def family_fault(family: str) -> str:
+    """Why a model of this `model_type` cannot be served, and what would; "" when it can."""
+    if family in FAMILIES:
+        return ""
+    return (
+        f"model family {family!r} is not supported, only {', '.join(FAMILIES)}; "
+        f"convert a model of one of these, or use another server{_elsewhere(family)}"
+    )
+
+
+def _elsewhere(family: str) -> str:
+    for server, known in (("mlx-lm", _MLX_LM), ("mlx-vlm", _MLX_VLM)):
+        if family in known:
+            return f" ({server} serves it)"
+    return ""
+
+
+def config_fault(config: dict[str, Any]) -> str:
+    """What makes a normalised config impossible to build a model from, naming the key; "" for nothing."""
+    for key in _SIZES:
+        most = _MOST_LAYERS if key == "num_hidden_layers" else _MOST
+        if problem := _not_a_count(config.get(key), most):
+            return f"{key} {problem}"
+    for key in ("max_position_embeddings", "sliding_window"):
+        if key in config and (problem := _not_a_count(config[key], 1 << 50)):
+            return f"{key} {problem}"
+    if config["num_attention_heads"] % config["num_key_value_heads"]:
+        return (
+            f"num_attention_heads {config['num_attention_heads']} is no multiple of "
+            f"num_key_value_heads {config['num_key_value_heads']}"
+        )
+    kinds = config.get("layer_types", [])
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        return "layer_types is not a list of names"
+    return ""
+
+
+def _not_a_count(value: Any, most: int) -> str:
+    if value is None:
+        return "is missing"
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+        shown = repr(value)
+        return f"is {shown if len(shown) < 40 else shown[:36] + '...'}, not a number from 1 to {most}"
+    return ""
