@@ -57,6 +57,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body", extra=_BYTES)] = (
         8 * 1024 * 1024
     )
+    request_wait_s: Annotated[
+        float,
+        Meta(gt=0, description="silence in the middle of a request before it is given up", extra=_SECONDS),
+    ] = 60.0
     queue_limit: Annotated[int, Meta(ge=1, description="requests that may wait for a worker")] = 64
     load_wait_s: Annotated[
         float, Meta(ge=0, description="how long a request waits for a loading model", extra=_SECONDS)
@@ -184,7 +188,7 @@ def load_settings(flags: Mapping[str, str], environ: Mapping[str, str], *, home:
     if "data_dir" in given:
         data_dir = _checked(fields()["data_dir"], *given["data_dir"])
     chosen = flags.get("config") or environ.get("MLXD_CONFIG")
-    file = Path(chosen).expanduser() if chosen else data_dir / "mlxd.toml"
+    file = _path(Path, chosen) if chosen else data_dir / "mlxd.toml"
     for name, value in (_read_file(file) if chosen or _exists(file) else {}).items():
         if name == "data_dir" and not chosen:
             raise _bad(name, f"{file}", "a file inside the data folder cannot move it; use MLXD_DATA_DIR")
@@ -194,6 +198,28 @@ def load_settings(flags: Mapping[str, str], environ: Mapping[str, str], *, home:
     values = {name: _checked(fields()[name], value, origin) for name, (value, origin) in given.items()}
     origins = {name: given[name][1] if name in given else "default" for name in fields()}
     return Resolved(Settings(**values), origins, file, _unknown_variables(environ))
+
+
+def as_written(known: Field, value: Any) -> str:
+    """A value as a person writes it, without rounding; "" for nothing."""
+    if known.unit == "bytes":
+        return _in_unit(value, _SIZES) or f"{value} B"
+    if known.unit == "seconds":
+        return _in_unit(value, _TIMES) or (f"{value:g}s" if float(f"{value:g}") == value else f"{value!r}s")
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value)
+
+
+_SIZES = {" GiB": 1 << 30, " GB": 10**9, " MiB": 1 << 20, " MB": 10**6, " KiB": 1 << 10, " kB": 1000}
+_TIMES = {"h": 3600, "m": 60}
+
+
+def _in_unit(value: float, units: Mapping[str, int]) -> str:
+    for unit, size in units.items():
+        if value >= size and value % size == 0:
+            return f"{int(value // size)}{unit}"
+    return ""
 
 
 def _exists(file: Path) -> bool:
@@ -270,7 +296,10 @@ def _whole_number(text: str) -> int:
 
 def _path(kind: type, value: Any) -> Any:
     if kind is Path and isinstance(value, str) and value and "\0" not in value:
-        return Path(value).expanduser().absolute()
+        try:
+            return Path(value).expanduser().absolute()
+        except RuntimeError as error:  # ~somebody who is not here
+            raise ValueError(f"{value!r}: {error}") from None
     raise ValueError("expected the path of a folder")
 
 

@@ -1,7 +1,7 @@
 """Start order, signals, stop order. The parent listens before the model is loaded and outlives every worker.
 
-First SIGTERM or SIGINT: stop accepting, answer who waits, let running answers finish (at most `drain_s`), end the
-workers, remove sockets and files. A second signal means now.
+First SIGTERM, SIGINT or SIGHUP: stop accepting, answer who waits, let running answers finish (at most `drain_s`),
+end the workers, remove sockets and files. A second signal means now.
 """
 
 import asyncio
@@ -10,9 +10,12 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import uvicorn
 import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from parent import ports
 from parent.app import Application
@@ -23,7 +26,48 @@ from shared.logs import event
 
 log = logging.getLogger(__name__)
 LAST_FRAMES_S = 2.0  # after the drain, for error frames to leave
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # SIGHUP: the terminal was closed
+_NOT_OURS = ("Unsupported upgrade", "No supported WebSocket library")  # hints to install what we do not want
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's, but the head of a request may not take forever either."""
+
+    def __init__(self, *args: Any, request_wait_s: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._request_wait_s = request_wait_s
+        self._head_due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        # What is no head and ends the keep-alive timer all the same: an empty line, a body that nobody reads.
+        if (self.cycle is None or self.cycle.response_complete) and self.timeout_keep_alive_task is None:
+            self._await_head()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._head_is_here()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_here()
+        super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        if self._head_due is None and not self.transport.is_closing():
+            self._head_due = self.loop.call_later(self._request_wait_s, self.transport.abort)
+
+    def _head_is_here(self) -> None:
+        if self._head_due is not None:
+            self._head_due.cancel()
+            self._head_due = None
 
 
 class Server(uvicorn.Server):
@@ -50,13 +94,15 @@ class Server(uvicorn.Server):
             connection.transport.abort()
 
 
-def make_server(application: Application, drain_s: float | None) -> Server:
+def make_server(application: Application, drain_s: float | None, request_wait_s: float) -> Server:
     """uvicorn around the app; httptools and uvloop are what the token path was measured with."""
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # we say ourselves when it listens
+    its_log = logging.getLogger("uvicorn.error")
+    its_log.setLevel(logging.WARNING)  # we say ourselves when it listens
+    its_log.addFilter(_is_worth_saying)
     return Server(
         uvicorn.Config(
             application.asgi,
-            http="httptools",
+            http=partial(Connection, request_wait_s=request_wait_s),  # type: ignore[arg-type]  # is only called
             ws="none",
             lifespan="off",
             log_config=None,
@@ -67,6 +113,10 @@ def make_server(application: Application, drain_s: float | None) -> Server:
             timeout_graceful_shutdown=drain_s,  # type: ignore[arg-type]  # a float works and is meant
         )
     )
+
+
+def _is_worth_saying(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_NOT_OURS)
 
 
 def serve(
@@ -103,11 +153,13 @@ async def _serve(
     url: str,
     on_listening: Callable[[str], None] | None,
 ) -> int:
-    server = make_server(application, settings.drain_s + LAST_FRAMES_S)
+    server = make_server(application, settings.drain_s + LAST_FRAMES_S, settings.request_wait_s)
     loop = asyncio.get_running_loop()
     received: list[signal.Signals] = []
 
     def stop(number: signal.Signals) -> None:
+        if number is signal.SIGHUP and received:
+            return  # a closing terminal sends it twice, and means no haste
         received.append(number)
         event(log, "server.signal", signal=number.name, count=len(received))
         if len(received) == 1:
@@ -119,7 +171,8 @@ async def _serve(
             application.pool.kill()
 
     for number in SIGNALS:
-        loop.add_signal_handler(number, stop, number)
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            loop.add_signal_handler(number, stop, number)
     application.start()
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:

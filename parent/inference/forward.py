@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from parent.inference.quarantine import Quarantine, request_hash
+from parent.inference.record import Record
 from parent.inference.states import Event, State, advance
 from parent.library.catalog import ModelEntry
 from parent.pool.pool import Pool
@@ -33,10 +34,13 @@ class Forwarder:
         self.pool = pool
         self.quarantine = Quarantine()
 
-    async def forward(self, model: ModelEntry, request: wire.GenerateRequest, emit: Emit) -> None:
+    async def forward(
+        self, model: ModelEntry, request: wire.GenerateRequest, emit: Emit, record: Record
+    ) -> None:
         """Hand the answer's events to `emit` in batches, never an empty one; the last event is `Finish`.
 
-        Raises `Refused` where there is no answer, or no more of it. Cancel it to cancel the request.
+        `record` learns what happened. Raises `Refused` where there is no answer, or no more of it. Cancel it to
+        cancel the request.
         """
         key = request_hash(request)
         held_s = self.quarantine.held_s(key, time.monotonic())
@@ -72,11 +76,13 @@ class Forwarder:
                             raise Refused(last.failure)
                         if state is State.GRANTED and kept.ids:
                             state = advance(state, Event.CONTENT)
+                            record.first_token()
                         if losses and len(kept.ids) > known:  # it got past what may have been its fault
                             losses = 0
                             self.quarantine.survived(key)
                         if isinstance(last, wire.Finish):
                             self.quarantine.survived(key)
+                            record.finished(last)
                         await emit(batch)
                 return
             except WorkerLost as lost:
@@ -107,6 +113,7 @@ class Forwarder:
                     ) from lost
                 kept.begin_again()
             finally:
+                record.tokens = len(kept.ids)
                 lease.release()
 
 

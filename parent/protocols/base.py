@@ -98,6 +98,7 @@ STATUS: dict[ErrorCode, int] = {
     ErrorCode.CONTEXT_EXCEEDED: 400,
     ErrorCode.UNSUPPORTED: 400,
     ErrorCode.TOO_LARGE: 413,
+    ErrorCode.REQUEST_TIMEOUT: 408,
     ErrorCode.MODEL_NOT_FOUND: 404,
     ErrorCode.NOT_FOUND: 404,
     ErrorCode.FORBIDDEN: 403,
@@ -117,7 +118,12 @@ STATUS: dict[ErrorCode, int] = {
 
 
 def retry_headers(failure: Failure) -> list[tuple[bytes, bytes]]:
-    """`Retry-After` where trying again helps; where it cannot, a word that the official SDKs obey."""
+    """`Retry-After` where trying again helps; where it cannot, a word that the official SDKs obey.
+
+    Of a request that never came whole the rest must not be taken for the next one: its connection ends.
+    """
+    if failure.code is ErrorCode.REQUEST_TIMEOUT:
+        return [(b"connection", b"close")]
     if failure.is_retryable:
         seconds = 1 if failure.retry_after_s is None else max(1, round(failure.retry_after_s))
         return [(b"retry-after", str(seconds).encode())]

@@ -4,10 +4,10 @@ import asyncio
 import secrets
 import time
 import uuid
-from functools import partial
 
 from parent.config import Settings
-from parent.inference.forward import Forwarder
+from parent.inference.forward import Emit, Forwarder
+from parent.inference.record import Record
 from parent.inference.reply import send_answer, send_failure, send_stream
 from parent.protocols.base import Meta, Protocol
 from shared import asgi
@@ -25,10 +25,25 @@ class InferenceRoute:
         self.settings = settings
 
     async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
-        protocol = self.protocol
+        record = Record()
+        try:
+            await self._answer(scope, receive, send, record)
+        except asgi.ClientGone:
+            record.end = "left"
+            raise
+        finally:
+            record.write()
+
+    async def _answer(
+        self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send, record: Record
+    ) -> None:
+        protocol, settings = self.protocol, self.settings
         try:
             body = await asgi.read_body(
-                receive, self.settings.max_body_bytes, declared=declared_length(scope)
+                receive,
+                settings.max_body_bytes,
+                declared=declared_length(scope),
+                silence_s=settings.request_wait_s,
             )
             if len(body) <= DECODE_HERE:
                 asked = protocol.decode(body)
@@ -37,21 +52,28 @@ class InferenceRoute:
             del body
             model = self.forwarder.pool.resolve(asked.model)
         except Refused as refused:
+            record.end = refused.failure.code
             await send_failure(send, protocol, refused.failure)
             return
+        record.model, record.stream = model.id, asked.stream
         meta = Meta(uuid.uuid4().hex, int(time.time()), asked.model or model.id, asked.include_usage)
         request = asked.to_generate(scope["request_id"], secrets.randbits(63))
 
+        async def forward(emit: Emit) -> None:
+            try:
+                await self.forwarder.forward(model, request, emit, record)
+            except Refused as refused:
+                record.end = refused.failure.code
+                raise
+
         async def work() -> None:
-            forward = partial(self.forwarder.forward, model, request)
             if asked.stream:
-                await send_stream(
-                    send, scope["body_send"], protocol, meta, forward, self.settings.keepalive_s
-                )
+                await send_stream(send, scope["body_send"], protocol, meta, forward, settings.keepalive_s)
             else:
                 await send_answer(send, protocol, meta, forward)
 
-        await asgi.run_until_gone(receive, work)
+        if not await asgi.run_until_gone(receive, work) and record.finish is None:
+            record.end = "left"
 
 
 def declared_length(scope: asgi.Scope) -> int | None:

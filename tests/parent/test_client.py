@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from parent.workers.client import WorkerClient, WorkerLost
+from parent.workers.client import MAX_IDLE, WorkerClient, WorkerLost
 from parent.workers.connection import HIGH_WATER
 from shared import ndjson, wire
 from shared.errors import ErrorCode, Failure, Refused
@@ -109,6 +109,30 @@ def test_a_request_is_the_typed_one_and_connections_are_used_again(tmp_path: Pat
         assert msgspec.json.decode(body, type=wire.GenerateRequest) == REQUEST
 
     asyncio.run(main())
+
+
+def test_after_a_rush_only_some_connections_are_kept(tmp_path: Path) -> None:
+    ended: asyncio.Queue[None] = asyncio.Queue()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                await request_of(reader)
+                writer.write(ANSWER)
+        finally:
+            ended.put_nowait(None)
+
+    async def run() -> None:
+        async with worker(tmp_path, script) as client:
+            streams = [await client.generate(REQUEST) for _ in range(MAX_IDLE + 5)]
+            for stream in streams:
+                async with stream:
+                    assert [event async for events in stream for event in events] == EVENTS
+            for _ in range(5):
+                await ended.get()
+            assert ended.empty()
+
+    asyncio.run(run())
 
 
 def test_a_kept_connection_that_the_worker_closed_meanwhile_is_replaced(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class Streaming(threading.Thread):
             self.error = error
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_shutdown_lets_a_running_stream_finish_and_removes_what_was_made(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -61,6 +61,19 @@ def test_shutdown_lets_a_running_stream_finish_and_removes_what_was_made(
         assert len(content(stream.received).split()) == 40
         assert [entry["what"] for entry in server.journal("shutdown")] == ["shutdown"]
         assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_a_closing_terminal_that_says_so_twice_means_no_haste(tmp_path: Path) -> None:
+    with served(tmp_path, {"tokens": 40, "ms_per_token": 20}) as server:
+        server.wait_state("ready")
+        stream = Streaming(server)
+        assert stream.begun.wait(DEADLINE_S)
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: "server.signal" in server.errors(), "the first signal to be seen")
+        server.process.send_signal(signal.SIGHUP)
+        assert server.process.wait(DEADLINE_S) == 0
+        stream.join()
+        assert len(content(stream.received).split()) == 40
 
 
 def test_shutdown_refuses_new_connections_and_answers_those_who_wait_for_a_load(tmp_path: Path) -> None:
