@@ -101,6 +101,7 @@ def forgive_encodings() -> None:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
+    words = _options_last(words)
     verb = next((word for word in words if not word.startswith("-")), "")
     parser, chosen = build_parser(verb)
     args, unknown = parser.parse_known_args(words)
@@ -111,6 +112,32 @@ def _parse(words: list[str]) -> argparse.Namespace:
         parser.print_help()
         raise SystemExit(2)
     return args
+
+
+def _options_last(words: list[str]) -> list[str]:
+    """`mlxd --config x ls` as `mlxd ls --config x`: a setting may stand before the command."""
+    if not words or not words[0].startswith("--") or words[0] in ("--", "--help", "--version"):
+        return words
+    from parent.config import (
+        fields,  # here: a command line that begins with its command needs no look at them
+    )
+
+    taking_a_value = {"--config", *(known.flag for known in fields().values())}
+    early, rest = [], list(words)
+    while rest and rest[0].startswith("-"):
+        flag, equals, _ = rest[0].partition("=")
+        if flag not in taking_a_value:
+            break
+        taken = 1 if equals else 2
+        early += rest[:taken]
+        rest = rest[taken:]
+    parser, _ = build_parser("")
+    if rest and rest[0].startswith("-"):
+        wrong = rest[0].split("=")[0]
+        parser.error(f"write options after the command, as in `mlxd COMMAND {wrong}`")
+    if not rest:
+        parser.error(f"there is no command after {' '.join(early)}")
+    return [rest[0], *early, *rest[1:]]
 
 
 def build_parser(verb: str) -> tuple[Parser, Parser | None]:

@@ -188,7 +188,14 @@ def load_settings(flags: Mapping[str, str], environ: Mapping[str, str], *, home:
     if "data_dir" in given:
         data_dir = _checked(fields()["data_dir"], *given["data_dir"])
     chosen = flags.get("config") or environ.get("MLXD_CONFIG")
-    file = _path(Path, chosen) if chosen else data_dir / "mlxd.toml"
+    file = data_dir / "mlxd.toml"
+    if chosen:
+        try:
+            file = _path(Path, chosen)
+        except ValueError as error:
+            raise refuse(
+                ErrorCode.INVALID_REQUEST, f"cannot read {chosen!r}: {error}", param="config"
+            ) from None
     for name, value in (_read_file(file) if chosen or _exists(file) else {}).items():
         if name == "data_dir" and not chosen:
             raise _bad(name, f"{file}", "a file inside the data folder cannot move it; use MLXD_DATA_DIR")
@@ -205,7 +212,7 @@ def as_written(known: Field, value: Any) -> str:
     if known.unit == "bytes":
         return _in_unit(value, _SIZES) or f"{value} B"
     if known.unit == "seconds":
-        return _in_unit(value, _TIMES) or (f"{value:g}s" if float(f"{value:g}") == value else f"{value!r}s")
+        return _in_unit(value, _TIMES) or f"{value!r}".removesuffix(".0") + "s"
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return str(value)

@@ -22,6 +22,7 @@ from parent.commands import options
 from parent.commands.running import find_running
 from parent.commands.terminal import is_interactive
 from parent.config import Settings
+from parent.library.catalog import folder_of
 from shared.errors import ErrorCode, Refused, refuse
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
@@ -29,7 +30,7 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", metavar="MODEL", nargs="?", default="", help="a name in `mlxd ls`, or a model folder"
+        "model", metavar="MODEL", nargs="?", type=options.name, help="a name in `mlxd ls`, or a model folder"
     )
     parser.add_argument("--system", metavar="TEXT", default="", help="what the model is told first")
     parser.add_argument("--temperature", metavar="N", type=float, help="0 = always the likeliest word")
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     running = find_running(settings.data_dir)
     with _connected(running.url) if running else _own_server(settings, args) as url, _client(url) as client:
         # A server of our own serves what was asked for, under the name it gives it.
-        model = _model_name(client, args.model if running else "")
+        model = _model_name(client, args.model or "" if running else "")
         return _converse(client, model, args)
 
 
@@ -99,8 +100,8 @@ def _model_name(client: httpx2.Client, wanted: str) -> str:
 
 def _served_from(client: httpx2.Client, wanted: str) -> str:
     """The id of the served model when `wanted` is the path of its folder, else ""."""
-    folder = Path(wanted).expanduser()
-    if not wanted or not folder.is_dir():
+    folder = folder_of(wanted)
+    if folder is None:
         return ""
     model = _get(client, "/engine").json().get("model") or {}
     same = Path(str(model.get("path", ""))).resolve() == folder.resolve()

@@ -12,7 +12,7 @@ import msgspec
 
 from parent.commands import options
 from parent.commands.terminal import print_table
-from parent.config import fields
+from parent.config import as_written, fields
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,19 +23,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     resolved = options.resolve(args)
-    values = msgspec.to_builtins(resolved.settings, enc_hook=str)
+    settings = resolved.settings
     if args.json:
+        values = msgspec.to_builtins(settings, enc_hook=str)
         both = {name: {"value": value, "origin": resolved.origins[name]} for name, value in values.items()}
         print(msgspec.json.format(msgspec.json.encode(both)).decode())
         return 0
-    rows = [[name, _shown(value), resolved.origins[name]] for name, value in values.items()]
+    rows = [
+        [name, as_written(known, getattr(settings, name)) or "-", resolved.origins[name]]
+        for name, known in fields().items()
+    ]
     print_table(["SETTING", "VALUE", "FROM"], rows)
     state = "read" if resolved.config_file.exists() else "does not exist"
     print(f"\nsettings file: {resolved.config_file} ({state})")
     return 0
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "-"
-    return f"{value:g}" if isinstance(value, float) else str(value) or "-"

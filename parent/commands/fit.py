@@ -21,7 +21,9 @@ _COUNTED = ("dtype", "max_rows", "prefill_chunk", "prefix_cache_bytes")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="a name in `mlxd ls`, or a model folder")
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", type=options.name, help="a name in `mlxd ls`, or a model folder"
+    )
     parser.add_argument("--context", metavar="N", type=int, help="tokens, prompt and answer (default: all)")
     options.add_settings(parser, ("data_dir", *_COUNTED))
 

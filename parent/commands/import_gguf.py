@@ -25,7 +25,7 @@ _NAME = re.compile(rf"{_PART}(/{_PART})?")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE.gguf", type=Path, help="the file to convert")
+    parser.add_argument("file", metavar="FILE.gguf", type=options.name, help="the file to convert")
     parser.add_argument("--name", help="name in the library, NAME or ORG/NAME (default: the file's)")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="type to convert to (default auto)")
     parser.add_argument("--yes", action="store_true", help="replace a model of that name without asking")
@@ -34,10 +34,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     settings = options.settings_of(args)
-    source = args.file.expanduser().absolute()
-    if not source.is_file():
+    try:
+        source = Path(args.file).expanduser().absolute()
+        found = source.is_file()
+    except (OSError, RuntimeError):  # too long for a path, or ~somebody who is not here
+        source, found = Path(args.file), False
+    if not found:
         raise refuse(ErrorCode.INVALID_REQUEST, f"there is no file {source}")
-    name = args.name or re.sub(r"[^A-Za-z0-9._-]+", "-", source.stem).strip("-._")
+    name = args.name if args.name is not None else re.sub(r"[^A-Za-z0-9._-]+", "-", source.stem).strip("-._")
     if not _NAME.fullmatch(name):
         raise refuse(
             ErrorCode.INVALID_REQUEST,

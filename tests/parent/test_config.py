@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parent.config import Resolved, Settings, default_data_dir, fields, load_settings
+from parent.config import Resolved, Settings, as_written, default_data_dir, fields, load_settings
 from shared.errors import ErrorCode, Failure, Refused
+from shared.units import parse_bytes, parse_seconds
 
 HOME = Path("/home/someone")
 
@@ -192,3 +193,43 @@ def test_any_number_in_the_file_is_a_value_or_a_refusal(values: dict[str, int]) 
         assert outcome.param in values
     else:
         assert all(getattr(outcome, name) == value for name, value in values.items())
+
+
+@given(value=st.one_of(st.integers(0, 1 << 50), st.sampled_from([1 << 30, 24 * 10**9, 8 << 20])))
+def test_a_size_is_shown_as_it_can_be_written(value: int) -> None:
+    assert parse_bytes(as_written(fields()["prefix_cache_bytes"], value)) == value
+
+
+@given(value=st.one_of(st.floats(0, 1e6), st.integers(0, 10**6).map(float)))
+def test_a_duration_is_shown_as_it_can_be_written(value: float) -> None:
+    shown = as_written(fields()["drain_s"], value)
+    if "e" not in shown:
+        assert parse_seconds(shown) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("prefix_cache_bytes", 1 << 30, "1 GiB"),
+        ("prefix_cache_bytes", 3 * 10**9, "3 GB"),
+        ("max_body_bytes", 8 << 20, "8 MiB"),
+        ("max_body_bytes", 1025, "1025 B"),
+        ("load_wait_s", 300.0, "5m"),
+        ("load_wait_s", 7200.0, "2h"),
+        ("load_wait_s", 90.0, "90s"),
+        ("drain_s", 0.25, "0.25s"),
+        ("drain_s", 0.0, "0s"),
+        ("port", 8080, "8080"),
+        ("allowed_hosts", ["a", "b"], "a, b"),
+        ("allowed_hosts", [], ""),
+    ],
+)
+def test_values_are_shown_with_their_units(name: str, value: Any, shown: str) -> None:
+    assert as_written(fields()[name], value) == shown
+
+
+def test_a_home_folder_of_nobody_is_one_refusal() -> None:
+    for flag, name in (("data_dir", "data_dir"), ("config", "config")):
+        failure = settings_or_failure({flag: "~no-such-user-here/x"})
+        assert isinstance(failure, Failure)
+        assert failure.param == name

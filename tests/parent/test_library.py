@@ -164,6 +164,17 @@ def test_a_folder_anywhere_can_be_named_by_its_path(tmp_path: Path) -> None:
     assert (entry.id, entry.path, entry.error) == ("mine", folder, "")
 
 
+@pytest.mark.parametrize("name", ["", " ", "~no-such-user-here/x", "x" * 5000, "a\0b"])
+def test_a_name_that_is_none_is_refused_wherever_we_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(write_model(tmp_path / "here"))
+    odd = ModelEntry(id="x", path=Path("/m/x"), aliases=["org/"])
+    with pytest.raises(Refused) as caught:
+        resolve(name, [odd])
+    assert caught.value.failure.code == ErrorCode.MODEL_NOT_FOUND
+
+
 def test_without_a_name_the_only_or_the_starter_model_is_meant() -> None:
     assert default_entry(ENTRIES[1:2]).id == "other/Beta"
     assert default_entry(ENTRIES).id == "org/Alpha-1B"
