@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from parent.app import Application
 from parent.config import Settings
@@ -65,6 +67,24 @@ def test_text_may_hold_any_characters_in_any_number(text: str) -> None:
     prompt = openai_chat.decode(chat(messages=[{"role": "user", "content": text}])).prompt
     assert isinstance(prompt, wire.ChatPrompt)
     assert prompt.messages[0]["content"] == text
+
+
+JSON = st.recursive(
+    st.text(st.sampled_from('\\",[]{}a')) | st.none(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.sampled_from('\\"{,')), inner),
+)
+
+
+@given(JSON, st.integers(1, 9))
+def test_what_stands_in_strings_is_not_counted_wherever_a_block_ends(value: Any, block: int) -> None:
+    def containers(value: Any) -> int:
+        if isinstance(value, dict):
+            return 1 + sum(map(containers, value.values()))
+        return 1 + sum(map(containers, value)) if isinstance(value, list) else 0
+
+    left = b"".join(limits.outside_strings(json.dumps(value).encode(), block))
+    assert left.count(b"{") + left.count(b"[") == containers(value)
+    assert b"a" not in left
 
 
 def test_too_many_messages_are_refused() -> None:
