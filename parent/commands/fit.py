@@ -8,16 +8,18 @@ the memory that there is: what a busy server needs. Exit code 0: fits; 1: does n
 """
 
 import argparse
+import re
 
 from parent.commands import options
 from parent.commands.machine import Device, find_device
 from parent.config import Settings
 from parent.library.catalog import ModelEntry, default_entry, float_type, resolve, scan
 from parent.library.fit import CHUNK_CPU, CHUNK_GPU, Fit, Shape, explain, loaded_bytes, transient_bytes
-from shared.checkpoint import inspect, kv_bytes, kv_bytes_per_token
+from shared.checkpoint import inspect, kv_bytes, kv_bytes_per_token, tensors_of
 from shared.errors import ErrorCode, refuse
 
 _COUNTED = ("dtype", "max_rows", "prefill_chunk", "prefix_cache_bytes")
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,13 +60,20 @@ def context_of(settings: Settings, entry: ModelEntry, asked: int | None) -> int:
 
 
 def bill(settings: Settings, entry: ModelEntry, tokens: int, device: Device) -> Fit:
-    """The arithmetic for one model on one device."""
+    """The arithmetic for one model on one device. Raises `Refused` when the weights are not those of the config."""
     facts = inspect(entry.path)
+    config = facts.config
+    held = {int(found[1]) for name in tensors_of(facts) if (found := _LAYER.search(name))}
+    if held and len(held) < config["num_hidden_layers"]:
+        raise refuse(
+            ErrorCode.BAD_CHECKPOINT,
+            f"{entry.path / 'config.json'}: num_hidden_layers is {config['num_hidden_layers']}, but the weights "
+            f"hold {len(held)} layers; download the model again",
+        )
     own = "float32" if device.kind == "cpu" else float_type(facts.dtypes)
     float32 = (own if settings.dtype == "auto" else settings.dtype) == "float32"
     element = 4 if float32 else 2
     chunk = settings.prefill_chunk or (CHUNK_CPU if device.kind == "cpu" else CHUNK_GPU)
-    config = facts.config
     shape = Shape(
         hidden=config["hidden_size"],
         intermediate=config["intermediate_size"],

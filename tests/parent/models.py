@@ -21,15 +21,20 @@ CONFIG: dict[str, Any] = {
 
 
 def write_model(
-    folder: Path, *, dtype: str = "BF16", card: dict[str, Any] | None = None, **config: Any
+    folder: Path,
+    *,
+    dtype: str = "BF16",
+    card: dict[str, Any] | None = None,
+    tensor: str = "model.embed_tokens.weight",
+    **config: Any,
 ) -> Path:
     """A folder that `inspect` accepts: real headers, zeros for weights. `card` becomes `mlxd.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_bytes(msgspec.json.encode({**CONFIG, **config}))
     (folder / "tokenizer.json").write_text("{}")
     payload = bytes(100 * 64 * {"F32": 4, "BF16": 2, "F16": 2}[dtype])
-    tensor = {"dtype": dtype, "shape": [100, 64], "data_offsets": [0, len(payload)]}
-    header = msgspec.json.encode({"model.embed_tokens.weight": tensor})
+    info = {"dtype": dtype, "shape": [100, 64], "data_offsets": [0, len(payload)]}
+    header = msgspec.json.encode({tensor: info})
     header += b" " * (-len(header) % 8)
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + payload)
     if card is not None:

@@ -57,9 +57,13 @@ def test_the_server_of_a_chat_leaves_with_it(data: Path, number: signal.Signals)
         terminal.until(r"/exit ends\.[\s\S]*> ")  # it talks with the server
         server = find_running(data)
         assert server is not None
-        terminal.child.send_signal(number)
-        terminal.child.wait(timeout=DEADLINE_S)
-        until(lambda: not is_running(server.pid) or None, f"the server to leave after {number.name}")
+        try:
+            terminal.child.send_signal(number)
+            terminal.child.wait(timeout=DEADLINE_S)
+            until(lambda: not is_running(server.pid) or None, f"the server to leave after {number.name}")
+        finally:
+            if is_running(server.pid):
+                os.kill(server.pid, signal.SIGKILL)
     assert not (data / "mlxd.lock").exists(), "it did not leave in order"
 
 

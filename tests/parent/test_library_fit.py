@@ -122,3 +122,9 @@ def test_the_context_is_the_one_asked_for_else_what_is_served(tmp_path: Path) ->
     silent = read_entry(write_model(tmp_path / "silent", max_position_embeddings=None), "silent")
     with pytest.raises(Refused, match="give --context"):
         context_of(Settings(data_dir=tmp_path), silent, None)
+
+
+def test_weights_with_fewer_layers_than_the_config_says_are_no_model_to_count(tmp_path: Path) -> None:
+    entry = read_entry(write_model(tmp_path / "cut", tensor="model.layers.0.mlp.up_proj.weight"), "cut")
+    with pytest.raises(Refused, match="num_hidden_layers is 2, but the weights hold 1 layers"):
+        bill(Settings(data_dir=tmp_path), entry, 100, Device("cpu", 10**9))
