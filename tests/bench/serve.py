@@ -69,10 +69,11 @@ def main() -> None:
             asks = askers(local, ours, theirs, model)
             report["ways"] = measure_ways({way: asks[way] for way in ways}, options.rounds, options.tokens)
             report["memory"] = memory(ours.port, theirs)
+    print_report(report)
     if not options.no_wire:
         report["wire"] = json.loads(run_module("tests.bench.wire").splitlines()[-1])
         report["paced"] = measure_paced(options.rounds)
-    print_report(report)
+        print_wire(report)
     print(json.dumps(report))
 
 
@@ -270,10 +271,14 @@ def print_report(report: dict[str, Any]) -> None:
         print(f"start to first answer, {name}: {value:.2f} s")
     for name, value in report["memory"].items():
         print(f"peak {name}: {value:.0f}")
-    for name, row in report.get("wire", {}).items():
+
+
+def print_wire(report: dict[str, Any]) -> None:
+    for name, row in report["wire"].items():
         print(f"wire, {name}: {row['cpu_us_per_event']:.1f} us CPU an event, p50 {row['p50_ms']:.2f} ms")
-    if "paced" in report:
-        print(f"paced fake worker, parent / direct: {report['paced']['ratio']:.4f}")
+    print(
+        f"a token each {report['paced']['ms_per_token']:g} ms, parent / worker: {report['paced']['ratio']:.4f}"
+    )
 
 
 if __name__ == "__main__":

@@ -58,6 +58,25 @@ class Cut(Exception):
     """Raised to close a connection in the middle of an answer."""
 
 
+class Reader:
+    """Who reads `/steps/NAME`: what has been said since it was last written to leaves as one frame."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[str, list[wire.Event]]] = []
+        self._arrived = asyncio.Event()
+
+    def take(self, name: str, event: wire.Event) -> None:
+        self._parts.append((name, [event]))
+        self._arrived.set()
+
+    async def write(self, send: asgi.Send) -> None:
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            parts, self._parts = self._parts, []
+            await asgi.send_chunk(send, ndjson.encode(wire.StepFrame(parts)))
+
+
 class Worker:
     """One fake process: its script, its channel, its counters."""
 
@@ -70,9 +89,7 @@ class Worker:
         self.spawns = 1
         self.stats = wire.WorkerStats()
         self.draining = False
-        self.parts: list[tuple[str, list[wire.Event]]] = []  # what the next frame of /steps takes along
-        self.stepped = asyncio.Event()
-        self.reader = object()  # of /steps, as it is now
+        self.readers: dict[str, Reader] = {}  # of /steps, by name
         self.moments: dict[int, asyncio.Event] = {}
         self.writer: asyncio.StreamWriter
 
@@ -199,8 +216,13 @@ class Worker:
             return
         body = await asgi.read_body(receive, ndjson.MAX_LINE)
         if scope["path"].startswith("/steps/"):
-            await asgi.start(send, 200, [(b"content-type", b"application/x-ndjson")])
-            await asgi.run_until_gone(receive, lambda: self._steps(send))
+            name = scope["path"].removeprefix("/steps/")
+            reader = self.readers[name] = Reader()
+            try:
+                await asgi.start(send, 200, [(b"content-type", b"application/x-ndjson")])
+                await asgi.run_until_gone(receive, lambda: reader.write(send))
+            finally:
+                del self.readers[name]
             return
         if scope["path"] == "/render":
             text = prompt_text(_decode_render(body).prompt)
@@ -227,14 +249,6 @@ class Worker:
             self._count(active=-1)
             self._report_drained()
 
-    async def _steps(self, send: asgi.Send) -> None:
-        self.parts, self.reader = [], object()  # what was said to an earlier reader is gone with it
-        while True:
-            await self.stepped.wait()
-            self.stepped.clear()
-            parts, self.parts = self.parts, []
-            await asgi.send_chunk(send, ndjson.encode(wire.StepFrame(parts)))
-
     async def _step(self, length_s: float) -> None:
         """The next multiple of the step's length, the same moment for all streams: one engine, one step."""
         loop = asyncio.get_running_loop()
@@ -250,16 +264,13 @@ class Worker:
         prompt_tokens = len(text.split())
         await asgi.start(send, 200, [(b"content-type", b"application/x-ndjson")])
 
-        reader = self.reader
-
         async def tell(event: wire.Event) -> None:
-            if request.reader and self.reader is not reader:
-                raise Cut
-            if request.reader:
-                self.parts.append((request.request_id, [event]))
-                self.stepped.set()
-            else:
+            if not request.reader:
                 await asgi.send_chunk(send, ndjson.encode(event))
+            elif request.reader in self.readers:
+                self.readers[request.reader].take(request.request_id, event)
+            else:
+                raise Cut  # who asked is gone
 
         await tell(wire.Started(prompt_tokens, 0, 4096 - prompt_tokens))
         for chunk in range(script.prefill_chunks):
