@@ -59,13 +59,16 @@ class Forwarder:
             lease = await self.pool.acquire(model, lost=client)
             client = lease.client
             state = advance(state, Event.GRANT)
+            in_line = False  # accepted by the worker, but not running yet: its death is not ours
             try:
                 asked = request
                 if tries:  # under an id of its own: the worker may not know yet that we left
                     again = f"{request.request_id}-{tries}"
                     asked = msgspec.structs.replace(request, request_id=again, resume=kept.ids)
                 async with await client.generate(asked) as stream:
+                    in_line = True
                     async for arrived in stream:
+                        in_line = False
                         batch = kept.take(arrived)
                         if not batch:
                             continue
@@ -88,13 +91,13 @@ class Forwarder:
             except WorkerLost as lost:
                 tries += 1
                 known = len(kept.ids)
-                if lost.reached:
+                if lost.reached and not in_line:
                     losses += 1
                     self.quarantine.death(key, client.socket_path, time.monotonic())
                 elif misses >= MAX_MISSES:
                     losses += 1
                 else:
-                    misses += 1  # it was gone before it had the request: no loss of this request
+                    misses += 1  # it was gone before it ran the request: no loss of this request
                 state = advance(state, Event.LOST, first_loss=losses < 2)
                 logs.event(
                     log,

@@ -204,6 +204,9 @@ class WorkerClient:
             connection.write_request(method, path, body)
             if steps is not None:
                 steps.readers[name] = connection
+                if steps.lost:  # meanwhile; nobody would tell this connection
+                    self._release(connection)
+                    raise WorkerLost("the worker's events were cut off", reached=False)
             try:
                 while not connection.status and not connection.lost and connection.fault is None:
                     await connection.arrival()

@@ -272,6 +272,8 @@ class Worker:
             else:
                 raise Cut  # who asked is gone
 
+        if script.queue_ms:
+            await asyncio.sleep(script.queue_ms / 1000)
         await tell(wire.Started(prompt_tokens, 0, 4096 - prompt_tokens))
         for chunk in range(script.prefill_chunks):
             await tell(wire.Prefill(chunk + 1, script.prefill_chunks))

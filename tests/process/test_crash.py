@@ -67,6 +67,19 @@ def test_a_long_answer_outlives_any_number_of_crashes_between_which_it_goes_on(t
         assert server.ask("long").status_code == 200
 
 
+def test_a_request_that_only_waits_in_line_is_not_charged_with_crashes(tmp_path: Path) -> None:
+    with served(tmp_path) as server:
+        server.wait_state("ready")
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(server.ask, 'w fake:{"queue_ms":700}', stream=True)
+            for count in (1, 2):
+                server.wait_journal("request", count)
+                server.kill_worker()
+            answer = waiting.result()
+        assert content(answer.text) == oracle('w fake:{"queue_ms":700}', 12)
+        assert server.ask("w").status_code == 200
+
+
 def test_one_crash_under_equal_requests_is_one_death_and_quarantines_none(tmp_path: Path) -> None:
     with served(tmp_path, {"tokens": 12, "crash_at": 2, "ms_per_token": 60, "lockstep": True}) as server:
         server.wait_state("ready")
