@@ -17,7 +17,7 @@ from shared.errors import ErrorCode, Refused, refuse
 
 SUN_PATH = 104  # bytes of a socket path on macOS, its final NUL included; Linux has 108
 PREFIX = "mlxd-"
-_TODO = {
+_ADVICE = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",
     errno.EEXIST: "remove it",
@@ -105,10 +105,10 @@ class Instance:
 
     def _cannot_write(self, error: OSError) -> Refused:
         place = error.filename or self.data_dir
-        todo = _TODO.get(error.errno or 0, "see to its rights")
+        advice = _ADVICE.get(error.errno or 0, "see to its rights")
         return refuse(
             ErrorCode.FORBIDDEN,
-            f"cannot write in the data folder {self.data_dir}: {place}: {error.strerror or error}; {todo}, or "
+            f"cannot write in the data folder {self.data_dir}: {place}: {error.strerror or error}; {advice}, or "
             "set MLXD_DATA_DIR to another folder",
         )
 
