@@ -96,6 +96,74 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     half_open_s: Annotated[
         float, Meta(gt=0, description="wait before one more try once the budget is spent", extra=_SECONDS)
     ] = 60.0
+    adopt_grace_s: Annotated[
+        float,
+        Meta(
+            ge=0, description="how long workers wait for a new server when theirs was killed", extra=_SECONDS
+        ),
+    ] = 30.0
+    reclaim_s: Annotated[
+        float, Meta(ge=0, description="time for the memory of an ended worker to come back", extra=_SECONDS)
+    ] = 5.0
+
+    model_dirs: Annotated[list[str], Meta(description="further folders of models")] = []
+    hf_cache: Annotated[
+        str,
+        Meta(
+            description="Hugging Face cache to use: auto (HF_HUB_CACHE, HF_HOME), none, or its path",
+            min_length=1,
+        ),
+    ] = "auto"
+    fallback: Annotated[
+        str,
+        Meta(description="what serves an unknown model name: empty = nothing, resident, or a model's name"),
+    ] = ""
+    memory_budget_bytes: Annotated[
+        int, Meta(ge=0, description="memory for all models; 0 = the machine's, less a reserve", extra=_BYTES)
+    ] = 0
+    max_resident: Annotated[int, Meta(ge=0, description="models in memory at a time; 0 = no limit")] = 0
+    kv_bytes: Annotated[
+        int, Meta(ge=0, description="KV cache of one model's running requests; 0 = by fit", extra=_BYTES)
+    ] = 0
+    keep_alive_s: Annotated[
+        float, Meta(ge=0, description="idle time before a model is unloaded; 0 = never", extra=_SECONDS)
+    ] = 0.0
+    burst_requests: Annotated[
+        int, Meta(ge=1, description="requests a model may still take while another waits for its memory")
+    ] = 16
+    burst_s: Annotated[
+        float, Meta(ge=0, description="the same in time; at least twice what loading takes", extra=_SECONDS)
+    ] = 10.0
+    linger_s: Annotated[
+        float,
+        Meta(ge=0, description="idle time before a model that is in use gives way", extra=_SECONDS),
+    ] = 0.25
+    min_residency_s: Annotated[
+        float, Meta(ge=0, description="time a loaded model stays, whoever waits", extra=_SECONDS)
+    ] = 1.0
+    starve_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="wait after which a request's model comes next, whatever is busy",
+            extra=_SECONDS,
+        ),
+    ] = 60.0
+    abandon_s: Annotated[
+        float, Meta(ge=0, description="time before a load that nobody waits for is stopped", extra=_SECONDS)
+    ] = 5.0
+    spill_bytes: Annotated[
+        int, Meta(ge=0, description="disk for the kept prompts of an unloaded model; 0 = off", extra=_BYTES)
+    ] = 2 << 30
+    disk_floor_bytes: Annotated[
+        int, Meta(ge=0, description="disk that downloads and spills leave free", extra=_BYTES)
+    ] = 1 << 30
+    history_bytes: Annotated[
+        int, Meta(ge=0, description="disk for stored responses; 0 = none are stored", extra=_BYTES)
+    ] = 1 << 30
+    history_ttl_s: Annotated[
+        float, Meta(gt=0, description="how long a stored response is kept", extra=_SECONDS)
+    ] = 30 * 86400.0
 
     log_level: Annotated[
         str,
@@ -219,7 +287,7 @@ def as_written(known: Field, value: Any) -> str:
 
 
 _SIZES = {" GiB": 1 << 30, " GB": 10**9, " MiB": 1 << 20, " MB": 10**6, " KiB": 1 << 10, " kB": 1000}
-_TIMES = {"h": 3600, "m": 60}
+_TIMES = {"d": 86400, "h": 3600, "m": 60}
 
 
 def _in_unit(value: float, units: Mapping[str, int]) -> str:

@@ -1,8 +1,10 @@
 """The control channel: NDJSON over an inherited socket pair, one JSON object a line.
 
 Order: the worker says `Hello`, is told a launch record, reports `Progress` until it is `Ready` (a model) or
-sends `JobUpdate`s (a job). End of file at the worker means that the parent is gone: leave. End of file at the
-parent means that the worker is gone.
+sends `JobUpdate`s (a job). End of file at the parent means that the worker is gone. End of file at a job worker
+means that the parent is gone: leave. A model worker waits `grace_s` for a new parent: that one connects to the
+control socket, says `Adopt` with the nonce of the launch record, and is answered `Hello` and `Ready`; in the same
+packet it may hand over the write end of a pipe for the worker's output.
 """
 
 from enum import IntEnum
@@ -84,7 +86,10 @@ class LaunchModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     `dtype`: "auto" = float32 on mlx's CPU backend, the checkpoint's own elsewhere. `max_context`,
     `prefill_chunk` and `max_rows`: 0 = the engine's choice for the model and device. `prefix_cache_bytes`:
-    cap of the KV kept for reuse (0 = off).
+    cap of the KV kept for reuse (0 = off). `kv_bytes`: cap of the KV of all rows together (0 = none). `spill_dir`:
+    where a draining worker writes its prefix cache and a loading one finds it ("" = nowhere), at most
+    `spill_bytes`, leaving `disk_floor_bytes` of the disk free. `nonce`: what a new parent must say to adopt this
+    worker, for which it waits `grace_s` once its own is gone (0 = leave at once).
     """
 
     model_id: str
@@ -94,6 +99,12 @@ class LaunchModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     prefill_chunk: int = 0
     max_rows: int = 8
     prefix_cache_bytes: int = 1 << 30
+    kv_bytes: int = 0
+    spill_dir: str = ""
+    spill_bytes: int = 0
+    disk_floor_bytes: int = 0
+    nonce: str = ""
+    grace_s: float = 0.0
 
 
 class LaunchJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="launch_job"):
@@ -104,8 +115,16 @@ class LaunchJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     output: str = ""
 
 
+class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
+    """The first message of a new parent; a wrong nonce or wire ends the connection, not the wait."""
+
+    wire: int
+    version: str
+    nonce: str
+
+
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """Take no new requests; answer `Drained` when none is in flight."""
+    """Take no new requests; when none is in flight write the prefix cache to `spill_dir` and answer `Drained`."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -116,4 +135,4 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Leave now, cleanly."""
 
 
-ToWorker = LaunchModel | LaunchJob | Drain | Cancel | Shutdown
+ToWorker = LaunchModel | LaunchJob | Adopt | Drain | Cancel | Shutdown

@@ -28,6 +28,10 @@ class ErrorCode(StrEnum):
     ENGINE_UNAVAILABLE = "engine_unavailable"  # the worker died or is restarting
     ENGINE_FAULT = "engine_fault"  # the engine raised while it ran this request
     SHUTTING_DOWN = "shutting_down"  # the server is draining
+    UNLOADED = "unloaded"  # an operator unloaded the model without waiting for its answers
+    CONFLICT = "conflict"  # the state of things forbids it just now; the message says which
+    DISK_FULL = "disk_full"  # not enough room on the disk, the floor that stays free included
+    HUB = "hub"  # the model hub cannot be reached, or refused
     QUARANTINED = "quarantined"  # this very request was in flight at two worker deaths
     DEADLINE = "deadline"  # the request's own deadline is over
     WIRE_MISMATCH = "wire_mismatch"  # parent and worker are of different versions

@@ -26,7 +26,19 @@ class ImportGguf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     aliases: list[str] = []  # other names of the model, for `mlxd.json`
 
 
-JobSpec = NoopJob | ImportGguf
+class PullRepo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="pull"):
+    """Download a model repository into the Hugging Face cache, every file checked by its hash.
+
+    Endpoint and token come from the environment (`HF_ENDPOINT`, `HF_TOKEN`), as `huggingface_hub` reads them.
+    """
+
+    repo: str  # org/name
+    revision: str = ""  # branch, tag or commit; "" = main
+    cache_dir: str = ""  # the hub cache; "" = huggingface_hub's own choice
+    floor_bytes: int = 1 << 30  # of the disk, to be left free
+
+
+JobSpec = NoopJob | ImportGguf | PullRepo
 
 
 class JobStarted(msgspec.Struct, frozen=True, tag="started"):

@@ -64,6 +64,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     seed: int
     sampling: Sampling = Sampling()
     max_tokens: int | None = None
+    max_context: int = 0  # tokens that prompt and answer may have together; 0 = the model's
     stop: list[str] = []
     split_reasoning: bool = True
     reader: str = ""  # whose `GET /steps/NAME` the events go to; "" = the body of the answer
@@ -183,10 +184,14 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /stats` and the numbers of a heartbeat."""
 
     steps: int = 0  # engine steps since start
+    chunks: int = 0  # prefill chunks since start
+    slowest_s: float = 0.0  # the longest step so far, the first of its kind (which may compile) left out
     active: int = 0  # rows in the batch
     waiting: int = 0  # requests not admitted yet
     active_bytes: int = 0  # memory held by mlx arrays
     peak_bytes: int = 0
     cache_bytes: int = 0  # freed but kept by mlx's allocator
+    kv_bytes: int = 0  # KV promised to the active rows
     prefix_bytes: int = 0  # KV kept for reuse
+    restored_bytes: int = 0  # of prefix_bytes at start: read back from an earlier worker's spill
     tokens: int = 0  # generated since start

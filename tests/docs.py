@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from parent.config import Field, fields
+from parent.config import Field, as_written, fields
 
 ROOT = Path(__file__).resolve().parent.parent
 _PART = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -46,7 +46,7 @@ def toml_value(known: Field) -> str:
     if known.unit == "bytes":
         return f'"{value >> 20}MiB"'
     if known.unit == "seconds":
-        return f'"{value:g}s"'
+        return f'"{as_written(known, value)}"'
     if isinstance(value, list):
         return "[]"
     return f'"{value}"' if isinstance(value, str) else str(value)
