@@ -41,7 +41,7 @@ READING_ORDER: dict[str, list[list[str]]] = {
         ["__main__"],
     ],
     "parent": [
-        ["config", "protocols", "bus"],
+        ["config", "protocols", "bus", "db"],
         ["library"],
         ["workers"],
         ["pool", "jobs"],
