@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from parent.config import Field, as_written, fields
+from parent.config import fields
+from parent.values import Field, as_written
 
 ROOT = Path(__file__).resolve().parent.parent
 _PART = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -12,7 +12,8 @@ import msgspec
 
 from parent.commands import options
 from parent.commands.terminal import print_table
-from parent.config import as_written, fields
+from parent.config import fields
+from parent.values import as_written
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

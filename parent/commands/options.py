@@ -5,7 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-from parent.config import Resolved, Settings, as_written, fields, load_settings
+from parent.config import Resolved, Settings, fields, load_settings
+from parent.values import as_written
 
 _PLACE = ("data_dir",)
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parent.config import Resolved, Settings, as_written, default_data_dir, fields, load_settings
+from parent.config import Resolved, Settings, default_data_dir, fields, load_settings
+from parent.values import as_written
 from shared.errors import ErrorCode, Failure, Refused
 from shared.units import parse_bytes, parse_seconds
 
@@ -33,6 +34,7 @@ def settings_or_failure(flags: dict[str, str]) -> Settings | Failure:
 def test_without_anything_every_value_is_the_default() -> None:
     resolved = load()
     assert resolved.settings == Settings(data_dir=HOME / ".mlxd")
+    assert resolved.models == {}
     assert set(resolved.origins.values()) == {"default"}
     assert list(resolved.origins) == [field.name for field in msgspec.structs.fields(Settings)]
 
@@ -65,6 +67,7 @@ def test_every_setting_has_a_flag_and_a_variable_and_they_read_the_same_text(tmp
     samples: dict[str, tuple[str, Any]] = {
         "data_dir": (str(tmp_path), tmp_path),
         "allowed_hosts": ("a.local, b.local", ["a.local", "b.local"]),
+        "model_dirs": ("/a, /b", ["/a", "/b"]),
     }
     for name, known in fields().items():
         if name in samples:
@@ -192,7 +195,8 @@ def test_any_number_in_the_file_is_a_value_or_a_refusal(values: dict[str, int]) 
     if isinstance(outcome, Failure):
         assert outcome.param in values
     else:
-        assert all(getattr(outcome, name) == value for name, value in values.items())
+        for name, value in values.items():
+            assert getattr(outcome, name) == (float(value) if fields()[name].unit == "seconds" else value)
 
 
 @given(value=st.one_of(st.integers(0, 1 << 50), st.sampled_from([1 << 30, 24 * 10**9, 8 << 20])))

@@ -1,0 +1,292 @@
+"""The configuration of a running server: read again on demand, and changed in `mlxd.toml` with its comments kept.
+
+A change is all or nothing: the new file is checked whole before it replaces the old one. Settings that need a
+restart keep the value they had at the start (`pending` names them); all others are in force at once.
+"""
+
+import errno
+import os
+import threading
+import tomllib
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tomlkit
+import tomlkit.exceptions
+
+from parent.config import Resolved, Settings, fields, load_settings, near_setting, parse_file, read_text
+from parent.model_options import ModelOptions
+from parent.values import Needs, bad, checked, fields_of
+from shared.errors import ErrorCode, Refused, refuse
+
+REQUEST = "request"
+"""The origin that errors about a patch name."""
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What a new look at the file brought: names of settings and ids of models whose value is another now.
+
+    `pending`: settings (some of `settings`) whose new value waits for a restart.
+    """
+
+    settings: list[str] = []
+    models: list[str] = []
+    pending: list[str] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.settings or self.models)
+
+
+class PatchResult(msgspec.Struct, frozen=True):
+    """One value of a patch. `effective`: what is in force now, which `note` explains where it is another."""
+
+    name: str
+    value: Any
+    effective: Any
+    origin: str
+    needs: Needs
+    note: str = ""
+
+
+class LiveConfig:
+    """`settings`, `models` and `origins` as they are in force. Raises `Refused` where they cannot be read.
+
+    `flags`: settings by name, as `load_settings` takes them. `on_change` is called after every reload that
+    changed something, in the thread that reloaded.
+    """
+
+    def __init__(self, flags: Mapping[str, str], environ: Mapping[str, str], *, home: Path) -> None:
+        self._flags, self._environ, self._home = dict(flags), dict(environ), home
+        self._writing = threading.Lock()
+        self._resolved = self._load()
+        self._settings = self._resolved.settings
+        self.on_change: list[Callable[[Change], None]] = []
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
+
+    @property
+    def models(self) -> dict[str, ModelOptions]:
+        return self._resolved.models
+
+    @property
+    def origins(self) -> dict[str, str]:
+        return self._resolved.origins
+
+    @property
+    def file(self) -> Path:
+        """The settings file, whether it exists or not."""
+        return self._resolved.config_file
+
+    @property
+    def pending(self) -> dict[str, Any]:
+        """Settings whose new value waits for a restart, with that value."""
+        new = self._resolved.settings
+        return {
+            name: getattr(new, name)
+            for name in fields()
+            if getattr(new, name) != getattr(self._settings, name)
+        }
+
+    def reload(self) -> Change:
+        """Read the file again. Raises `Refused`, everything staying as it was, where it is broken."""
+        before, after = self._resolved, self._load()
+        changed = [
+            name for name in fields() if getattr(before.settings, name) != getattr(after.settings, name)
+        ]
+        ids = sorted({*before.models, *after.models})
+        models = [each for each in ids if before.models.get(each) != after.models.get(each)]
+        kept = {
+            name: getattr(self._settings, name)
+            for name, known in fields().items()
+            if known.needs == "restart"
+        }
+        self._resolved = after
+        self._settings = msgspec.structs.replace(after.settings, **kept)
+        change = Change(changed, models, [name for name in changed if name in kept])
+        if change:
+            for tell in list(self.on_change):
+                tell(change)
+        return change
+
+    def patch(self, values: dict[str, Any]) -> list[PatchResult]:
+        """Write settings by name and `models.ID` tables into the file, and take them over.
+
+        A table is merged key by key; null removes a key. Raises `Refused` (`param` = the key at fault), and
+        nothing is written, where one value is wrong.
+        """
+        self.write(values)
+        self.reload()
+        return self.results(values)
+
+    def write(self, values: dict[str, Any]) -> None:
+        """The first half of `patch`: check and write the file. May be called in a thread."""
+        values = _flat(values)
+        with self._writing:
+            file = self.file
+            old = read_text(file) if os.path.lexists(file) else ""
+            parse_file(old, file)
+            for name, value in values.items():
+                if name in fields() and value is not None:
+                    checked(fields()[name], value, REQUEST)
+                elif name not in fields() and not name.startswith("models."):
+                    raise bad(name, REQUEST, f"there is no such setting{near_setting(name)}")
+            new = edited(old, values)
+            self._load(new)  # all of it, the flags over it: what would not start is not written
+            if new != old:
+                _replace(file, new)
+
+    def results(self, values: dict[str, Any]) -> list[PatchResult]:
+        """What became of each value once the file has been read again."""
+        found = []
+        for name, value in _flat(values).items():
+            if name.startswith("models."):
+                model_id = name.removeprefix("models.")
+                options = self.models.get(model_id)
+                effective = None if options is None else msgspec.to_builtins(options)
+                found.append(PatchResult(name, value, effective, str(self.file), _model_needs(value)))
+            else:
+                found.append(self._result(name, value))
+        return found
+
+    def _result(self, name: str, value: Any) -> PatchResult:
+        origin, needs = self.origins[name], fields()[name].needs
+        effective = msgspec.to_builtins(getattr(self._settings, name), enc_hook=str)
+        if origin.startswith(("flag ", "MLXD_")):
+            note = f"{origin} wins over the file; start the server without it"
+            return PatchResult(name, value, effective, origin, "restart", note)
+        if needs == "restart" and name not in self.pending:
+            needs = "nothing"
+        note = "in force after a restart" if needs == "restart" else ""
+        return PatchResult(name, value, effective, origin, needs, note)
+
+    def _load(self, text: str | None = None) -> Resolved:
+        return load_settings(self._flags, self._environ, home=self._home, text=text)
+
+
+def _model_needs(value: dict[str, Any] | None) -> Needs:
+    """A model's options without a reload are its names, its pin, its idle time and its profiles."""
+    known = fields_of(ModelOptions)
+    touched = known if value is None else value
+    return "model reload" if any(known[key].needs == "model reload" for key in touched) else "nothing"
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """`{"models": {ID: table}}` as `{"models.ID": table}`, which is how it may be written too."""
+    flat = {name: value for name, value in values.items() if name != "models"}
+    models = values.get("models", {})
+    if not isinstance(models, dict):
+        raise bad("models", REQUEST, "expected an object of models")
+    flat.update((f"models.{model_id}", table) for model_id, table in models.items())
+    for name, table in flat.items():
+        if name.startswith("models.") and table is not None and not isinstance(table, dict):
+            raise bad(name, REQUEST, "expected an object, or null to remove it")
+    return flat
+
+
+# ---------------------------------------------------------------- the file
+
+
+def edited(text: str, values: dict[str, Any]) -> str:
+    """The TOML text with the values set, comments and order kept. Raises `Refused`."""
+    nested: dict[str, Any] = {}
+    for name, value in values.items():
+        if name.startswith("models."):
+            nested.setdefault("models", {})[name.removeprefix("models.")] = value
+        else:
+            nested[name] = value
+    try:
+        wanted = _merged(tomllib.loads(text), nested)
+        document = tomlkit.parse(text)
+        _edit(document, nested)
+        new = tomlkit.dumps(document)
+        new.encode()
+        if _meaning(tomllib.loads(new)) == _meaning(wanted):
+            return new
+    except (tomlkit.exceptions.TOMLKitError, ValueError, TypeError, RecursionError) as error:
+        problem = " ".join(str(error).split())
+        raise refuse(ErrorCode.INVALID_REQUEST, f"a value cannot be written in TOML: {problem}") from None
+    # Rare ways of writing tables that the editor does not follow: better no change than a wrong one.
+    raise refuse(
+        ErrorCode.CONFLICT,
+        "the settings file is written in a way that cannot be edited here; edit it by hand",
+    )
+
+
+def _meaning(table: dict[str, Any]) -> dict[str, Any]:
+    """Without tables whose last entry was taken out: whether they stand there empty makes no difference."""
+    models = {
+        model_id: {key: value for key, value in each.items() if key != "profiles" or value}
+        if isinstance(each, dict)
+        else each
+        for model_id, each in table.get("models", {}).items()
+    }
+    return {
+        key: models if key == "models" else value for key, value in table.items() if key != "models" or models
+    }
+
+
+def _merged(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(table)
+    for key, value in values.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, dict):
+            inner = merged.get(key)
+            merged[key] = _merged(inner if isinstance(inner, dict) else {}, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _edit(table: MutableMapping[str, Any], values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if value is None:
+            table.pop(key, None)
+        elif isinstance(value, dict) and isinstance(table.get(key), dict):
+            _edit(table[key], value)
+        else:
+            table[key] = _merged({}, value) if isinstance(value, dict) else value
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write beside it, then rename: the file is the old one or the new one, whatever happens. Its mode is kept."""
+    target = Path(os.path.realpath(file))  # a link stays a link
+    scratch = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        mode = target.stat().st_mode & 0o7777 if target.exists() else 0o644
+        with open(scratch, "w", encoding="utf-8", opener=_private) as out:
+            out.write(text)
+            out.flush()
+            os.fchmod(out.fileno(), mode)
+            os.fsync(out.fileno())
+        scratch.replace(target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise _cannot_write(target, error) from None
+    finally:
+        with suppress(OSError):
+            scratch.unlink()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _cannot_write(file: Path, error: OSError) -> Refused:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    code = ErrorCode.DISK_FULL if full else ErrorCode.CONFLICT
+    return refuse(code, f"cannot write {file}: {error.strerror or error}; nothing is changed")
