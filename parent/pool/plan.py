@@ -1,0 +1,253 @@
+"""What should happen next: grants, loads, evictions, refusals, and when to look again. Pure.
+
+`plan(desk, now)` decides from scratch, books what it decides in the desk, and returns it; the pool makes it so.
+With nothing new it decides nothing. The rules, in this order:
+
+1. A model that nobody uses leaves: its idle time is over, its unload was asked for, or nobody waits for its load.
+2. A ready model serves its waiters, as many as its worker takes at a time, the client with least in flight first.
+   It stops when another model waits for its memory and its turn is over: after `burst_requests` or `burst_s` (at
+   least twice what the reload costs), once the other has waited `starve_s`, or when it has been idle for `linger_s`.
+3. Models that are waited for are loaded in the order of their longest waiter. Where there is no room, idle models
+   whose turn is over leave, least recently used first; never one with requests in flight, never a pinned one. A
+   model behind another may use room that is free, until the one before it is starving.
+4. What could not even fit in an otherwise empty machine is refused at once, with the numbers.
+"""
+
+from typing import NamedTuple
+
+from parent.pool.desk import FOREVER, Desk, Phase, Slot, Waiter
+from parent.pool.ledger import Grant
+from shared.errors import ErrorCode, Failure
+
+
+class Give(NamedTuple):
+    """Let this request go to its worker."""
+
+    waiter: Waiter
+
+
+class Load(NamedTuple):
+    """Start a worker; its bytes are reserved."""
+
+    model: str
+    grant: Grant
+
+
+class Evict(NamedTuple):
+    """Let a model leave; `why` is for people."""
+
+    model: str
+    why: str
+
+
+class Deny(NamedTuple):
+    """Answer a request with this failure."""
+
+    waiter: Waiter
+    failure: Failure
+
+
+Action = Give | Load | Evict | Deny
+
+
+class Plan(NamedTuple):
+    """What to do, and when to look again if nothing happens before (FOREVER = no need)."""
+
+    actions: list[Action]
+    look_at: float
+
+
+def plan(desk: Desk, now: float) -> Plan:
+    """Decide, book, and say when time alone would change the decision."""
+    return _Planner(desk, now).run()
+
+
+class _Planner:
+    """One decision. `look_at` gathers the moments at which a rule that depends on time would say otherwise."""
+
+    def __init__(self, desk: Desk, now: float) -> None:
+        self.desk = desk
+        self.ledger = desk.ledger
+        self.policy = desk.policy
+        self.now = now
+        self.actions: list[Action] = []
+        self.look_at = FOREVER
+        self.contender: Slot | None = None  # the model that has waited longest for memory
+        self.closed: set[str] = set()  # ready models whose turn is over and whose memory is needed
+
+    def run(self) -> Plan:
+        slots = list(self.desk.slots.values())
+        for slot in slots:
+            self._end_of_use(slot)
+        hungry = sorted((slot for slot in slots if self._is_hungry(slot)), key=lambda slot: slot.oldest)
+        hungry = [slot for slot in hungry if not self._deny_hopeless(slot)]
+        self.contender = hungry[0] if hungry else None
+        self._feed(hungry)
+        for slot in slots:
+            if slot.phase is Phase.READY and slot.model not in self.closed:
+                self._serve(slot)
+        self._shrink()
+        return Plan(self.actions, self.look_at)
+
+    # ------------------------------------------------------------ rule 1
+
+    def _end_of_use(self, slot: Slot) -> None:
+        if slot.granted or slot.servable or slot.is_rolling:
+            return
+        if slot.unload_from is not None and slot.phase in (Phase.LOADING, Phase.READY):
+            self._evict(slot, "unload")
+        elif slot.waiting:
+            return
+        elif slot.is_pinned:
+            return
+        elif slot.phase is Phase.LOADING and slot.kept_since is None:
+            if self._is_due(slot.empty_since + self.policy.abandon_s):
+                self._evict(slot, "nobody waits for it any more")
+        elif slot.phase is Phase.READY and self._is_due(
+            max(slot.last_used, slot.ready_at) + slot.keep_alive_s
+        ):
+            self._evict(slot, f"idle for {slot.keep_alive_s:g} s")
+
+    # ------------------------------------------------------------ rule 2
+
+    def _serve(self, slot: Slot) -> None:
+        while len(slot.granted) < slot.room and (waiter := slot.next_waiter()):
+            self.desk.grant(waiter, self.now)
+            self.actions.append(Give(waiter))
+
+    def _turn_is_over(self, slot: Slot) -> bool:
+        """Whether a ready model has to give way to the contender."""
+        if slot.is_pinned or slot.is_rolling or self.contender is None:
+            return False
+        policy, waits_since = self.policy, min(self.contender.oldest, self.now)
+        began = max(slot.ready_at, waits_since)
+        if slot.turn_since != began:
+            slot.turn_since, slot.turn_grants = began, 0
+        has_served = slot.served > 0 or not slot.waiting
+        if has_served and self._is_due(waits_since + policy.starve_s):
+            return True
+        if slot.turn_grants >= policy.burst_requests:
+            return True
+        burst_s = max(policy.burst_s, 2 * (slot.load_cost_s + self.contender.load_cost_s))
+        if has_served and self._is_due(began + burst_s):
+            return True
+        if slot.granted or slot.waiting:
+            return False
+        return self._is_due(max(slot.idle_since + policy.linger_s, slot.ready_at + policy.min_residency_s))
+
+    # ------------------------------------------------------------ rule 3
+
+    def _is_hungry(self, slot: Slot) -> bool:
+        wanted = slot.waiting or slot.is_pinned or slot.kept_since is not None
+        return slot.phase is Phase.ABSENT and bool(wanted)
+
+    def _feed(self, hungry: list[Slot]) -> None:
+        """Load what is waited for, or make room for it. `coming`: bytes on their way back, less what they are for."""
+        coming = sum(self.ledger.held_by(slot.account) for slot in self._leaving())
+        places = self._places() + len(self._leaving())
+        blocked: Slot | None = None
+        others = sum(slot.bill.least for slot in hungry)
+        for slot in hungry:
+            if blocked is not None and self._is_due(blocked.oldest + self.policy.starve_s):
+                return
+            need = slot.bill.least
+            others -= need
+            ready_now = self.ledger.free + min(0, coming)  # what is not promised to a model before
+            if need <= ready_now and self._places() > 0:
+                self._load(slot, ready_now, others)
+                places -= 1
+                continue
+            short, places_short = need - (self.ledger.free + coming), 1 - places
+            victims = self._victims(short, places_short)
+            if victims is None:
+                blocked = blocked or slot
+                continue
+            for victim in victims:
+                coming += self.ledger.held_by(victim.account)
+                places += 1
+                self._evict(victim, f"{slot.model} needs its memory")
+            coming -= need
+            places -= 1
+
+    def _load(self, slot: Slot, ready_now: int, others: int) -> None:
+        """Reserve and load. Beyond the least, one model takes half of what is left, and nothing that others need."""
+        least = slot.bill.least
+        extra = max(0, min((ready_now - least) // 2, ready_now - least - others))
+        grant = slot.bill.grant(least + extra)
+        self.ledger.reserve(slot.account, grant.total, grant=grant)
+        self.desk.moved(slot.model, Phase.LOADING, self.now)
+        self.actions.append(Load(slot.model, grant))
+
+    def _victims(self, short: int, places_short: int) -> list[Slot] | None:
+        """Who has to leave now, least recently used first; [] = enough is on its way; None = nobody can, for now.
+
+        Where busy models stand in the way, those whose turn is over are closed: they are given nothing new.
+        """
+        over = {slot.model for slot in self._by_last_use() if self._turn_is_over(slot)}
+        candidates = sorted(
+            (slot for slot in self._by_last_use() if not (slot.is_pinned or slot.is_rolling)),
+            key=lambda slot: bool(slot.granted) or slot.model not in over,
+        )
+        chosen: list[Slot] = []
+        for slot in candidates:
+            if short <= 0 and places_short <= 0:
+                break
+            chosen.append(slot)
+            short -= self.ledger.held_by(slot.account)
+            places_short -= 1
+        self.closed |= {slot.model for slot in chosen if slot.model in over}
+        can_leave = all(slot.model in over and not slot.granted for slot in chosen)
+        return chosen if can_leave and short <= 0 and places_short <= 0 else None
+
+    def _by_last_use(self) -> list[Slot]:
+        ready = (slot for slot in self.desk.slots.values() if slot.phase is Phase.READY)
+        return sorted(ready, key=lambda slot: slot.last_used)
+
+    def _leaving(self) -> list[Slot]:
+        return [slot for slot in self.desk.slots.values() if slot.phase is Phase.LEAVING]
+
+    def _places(self) -> int:
+        limit = self.policy.max_resident
+        return limit - self.ledger.count("model") if limit else 1 << 30
+
+    def _shrink(self) -> None:
+        """Processes hold more than was promised: idle models leave until the books are right again."""
+        coming = sum(self.ledger.held_by(slot.account) for slot in self._leaving())
+        for slot in self._by_last_use():
+            if self.ledger.free + coming >= 0:
+                return
+            if slot.is_idle and not slot.waiting and not slot.is_pinned and not slot.is_rolling:
+                coming += self.ledger.held_by(slot.account)
+                self._evict(slot, "the models hold more memory than the budget")
+
+    # ------------------------------------------------------------ rule 4
+
+    def _deny_hopeless(self, slot: Slot) -> bool:
+        failure = self.ledger.never_fits(slot.model, slot.bill, self.desk.pinned_bytes(but=slot.model))
+        limit, pinned = self.policy.max_resident, self.desk.pinned(but=slot.model)
+        if limit and len(pinned) >= limit and failure is None:
+            failure = Failure(
+                ErrorCode.CANNOT_FIT,
+                f"{slot.model} cannot be loaded: max_resident is {limit}, and {', '.join(pinned)} "
+                f"{'is' if limit == 1 else 'are'} pinned",
+            )
+        if failure is None:
+            return False
+        slot.kept_since = None
+        for waiter in list(slot.waiting):
+            self.desk.leave(waiter, self.now)
+            self.actions.append(Deny(waiter, failure))
+        return True
+
+    # ------------------------------------------------------------ common
+
+    def _evict(self, slot: Slot, why: str) -> None:
+        self.desk.moved(slot.model, Phase.LEAVING, self.now)
+        self.actions.append(Evict(slot.model, why))
+
+    def _is_due(self, at: float) -> bool:
+        """True when that moment has come; else it is a moment to look again."""
+        if at <= self.now:
+            return True
+        self.look_at = min(self.look_at, at)
+        return False

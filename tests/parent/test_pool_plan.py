@@ -1,0 +1,417 @@
+"""The planner: rules by example, and invariants under random events with a fake clock and fake workers."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from parent.pool.desk import FOREVER, Desk, Phase, Policy, Waiter
+from parent.pool.ledger import Bill, Ledger
+from parent.pool.plan import Action, Deny, Evict, Give, Load, plan
+from shared.errors import ErrorCode
+
+
+@dataclass
+class World:
+    """A desk with a clock; workers that do what they are told, when the test says so."""
+
+    budget: int = 10
+    policy: Policy = Policy()
+    now: float = 100.0
+    sizes: dict[str, int] = field(default_factory=dict)
+    log: list[Action] = field(default_factory=list)
+    look_at: float = FOREVER
+
+    def __post_init__(self) -> None:
+        self.desk = Desk(Ledger(self.budget), self.policy)
+
+    def model(self, name: str, size: int, room: int = 2) -> None:
+        slot = self.desk.slot(name)
+        slot.bill = Bill(weights=size)
+        slot.room = room
+
+    def ask(self, model: str, client: str = "c") -> Waiter:
+        waiter = self.desk.ask(model, client, self.now)
+        self.plan()
+        return waiter
+
+    def plan(self) -> list[Action]:
+        """Plan, and what a pool would do at once."""
+        actions, self.look_at = plan(self.desk, self.now)
+        self.log += actions
+        return actions
+
+    def ready(self, model: str) -> None:
+        self.desk.moved(model, Phase.READY, self.now)
+        self.plan()
+
+    def gone(self, model: str) -> None:
+        slot = self.desk.slots[model]
+        self.desk.ledger.release(slot.account)
+        self.desk.moved(model, Phase.ABSENT, self.now)
+        self.plan()
+
+    def done(self, waiter: Waiter) -> None:
+        self.desk.leave(waiter, self.now)
+        self.plan()
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.plan()
+
+    def resident(self, *models: str) -> None:
+        for model in models:
+            self.done_after_load(model)
+
+    def done_after_load(self, model: str) -> None:
+        waiter = self.ask(model)
+        self.ready(model)
+        self.done(waiter)
+
+    def phase(self, model: str) -> Phase:
+        return self.desk.slots[model].phase
+
+    def evicted(self) -> list[str]:
+        return [action.model for action in self.log if isinstance(action, Evict)]
+
+
+def world(budget: int = 10, **policy: float) -> World:
+    made = World(budget=budget, policy=Policy(**policy))  # type: ignore[arg-type]
+    for name in "abcd":
+        made.model(name, 6)
+    return made
+
+
+def test_pool_loads_once_for_many_and_grants_them_all_when_ready() -> None:
+    w = world()
+    first, second = w.ask("a"), w.ask("a")
+    assert [type(action) for action in w.log] == [Load]
+    w.ready("a")
+    assert first.is_granted
+    assert second.is_granted
+
+
+def test_pool_swaps_an_idle_model_after_it_lingered() -> None:
+    w = world(linger_s=0.25, min_residency_s=0)
+    w.resident("a")
+    w.ask("b")
+    assert w.phase("a") is Phase.READY
+    assert w.look_at == w.now + 0.25
+    w.wait(0.25)
+    assert w.phase("a") is Phase.LEAVING
+    assert w.phase("b") is Phase.ABSENT
+    w.gone("a")
+    assert w.phase("b") is Phase.LOADING
+
+
+def test_pool_never_evicts_what_is_in_flight() -> None:
+    w = world(starve_s=5)
+    running = w.ask("a")
+    w.ready("a")
+    b = w.ask("b")
+    w.wait(1000)
+    assert w.evicted() == []
+    assert not w.ask("a").is_granted  # its turn is over: what comes now waits
+    w.done(running)
+    assert w.evicted() == ["a"]
+    w.gone("a")
+    w.ready("b")
+    assert b.is_granted
+
+
+def test_pool_a_resident_model_never_waits_for_anothers_load() -> None:
+    w = world(budget=12)
+    w.resident("a")
+    w.ask("b")
+    assert w.phase("b") is Phase.LOADING
+    assert w.ask("a").is_granted
+
+
+def test_swap_serves_a_bounded_burst_before_it_gives_way() -> None:
+    w = world(burst_requests=4, burst_s=1000, starve_s=1000, linger_s=2)
+    w.resident("a")
+    w.now += 1
+    w.ask("b")
+    served = 0
+    for _ in range(10):
+        waiter = w.ask("a")
+        if not waiter.is_granted:
+            break
+        served += 1
+        w.done(waiter)
+    assert served == 4
+    assert w.evicted() == ["a"]
+
+
+def test_swap_gives_way_to_a_starving_model_after_one_batch() -> None:
+    w = world(starve_s=3, burst_requests=100, burst_s=1000, linger_s=1000)
+    w.resident("a")
+    w.ask("b")
+    w.wait(2.9)
+    assert w.evicted() == []
+    w.wait(0.2)
+    assert w.evicted() == ["a"]
+
+
+def test_swap_burst_time_grows_with_the_cost_of_the_reload() -> None:
+    w = world(burst_s=1, burst_requests=1000, starve_s=1000)
+    w.desk.learn("a", 10)
+    w.desk.learn("b", 10)
+    w.resident("a")
+    w.ask("b")
+    running = w.ask("a")
+    w.wait(39)
+    w.done(running)
+    again = w.ask("a")
+    assert again.is_granted
+    w.wait(2)
+    w.done(again)
+    assert w.evicted() == ["a"]
+
+
+def test_pool_evicts_the_least_recently_used_and_no_more_than_needed() -> None:
+    w = world(budget=18, linger_s=0, min_residency_s=0)
+    for name in "abc":
+        w.resident(name)
+        w.now += 1
+    w.done(w.ask("a"))
+    w.now += 1
+    w.ask("d")
+    assert w.evicted() == ["b"]
+
+
+def test_pool_pins_are_never_evicted_and_count_against_what_can_fit() -> None:
+    w = world(linger_s=0, min_residency_s=0, starve_s=1)
+    w.desk.slot("a").is_pinned = True
+    w.plan()
+    w.ready("a")
+    waiter = w.ask("b")
+    denied = [action for action in w.log if isinstance(action, Deny)]
+    assert [action.waiter for action in denied] == [waiter]
+    assert denied[0].failure.code is ErrorCode.CANNOT_FIT
+    assert "6 B" in denied[0].failure.message
+    w.wait(1e6)
+    assert w.evicted() == []
+
+
+@pytest.mark.parametrize("keep", [0.0, 7.0])
+def test_pool_unloads_what_is_idle_for_its_time(keep: float) -> None:
+    w = world()
+    w.desk.slot("a").keep_alive_s = keep
+    waiter = w.ask("a")
+    w.ready("a")
+    w.wait(100)
+    assert w.evicted() == []
+    w.done(waiter)
+    if keep:
+        assert w.look_at == w.now + keep
+        w.wait(keep)
+    assert w.evicted() == ["a"]
+
+
+def test_pool_a_load_that_nobody_waits_for_is_stopped_after_a_grace() -> None:
+    w = world(abandon_s=5)
+    w.done(w.ask("a"))
+    w.wait(4)
+    assert w.evicted() == []
+    w.wait(2)
+    assert w.evicted() == ["a"]
+
+
+def test_pool_a_load_on_somebodys_word_goes_on_without_waiters() -> None:
+    w = world(abandon_s=5)
+    w.desk.slot("a").kept_since = w.now
+    w.plan()
+    w.wait(100)
+    assert w.evicted() == []
+
+
+def test_pool_unload_answers_who_is_here_and_not_who_comes() -> None:
+    w = world()
+    w.model("a", 6, room=1)
+    running, queued = w.ask("a"), w.ask("a")
+    w.ready("a")
+    w.desk.unload("a")
+    late = w.ask("a")
+    w.done(running)
+    assert queued.is_granted
+    assert w.evicted() == []
+    w.done(queued)
+    assert w.evicted() == ["a"]
+    w.gone("a")
+    w.ready("a")
+    assert late.is_granted
+
+
+def test_pool_is_fair_between_clients() -> None:
+    w = world()
+    w.model("a", 6, room=2)
+    greedy = [w.ask("a", "greedy") for _ in range(6)]
+    modest = w.ask("a", "modest")
+    w.ready("a")
+    assert [waiter for waiter in [*greedy, modest] if waiter.is_granted] == [greedy[0], modest]
+
+
+def test_pool_count_limit_holds_beside_the_bytes() -> None:
+    w = world(budget=1000, max_resident=1, linger_s=0, min_residency_s=0)
+    w.resident("a")
+    w.ask("b")
+    assert w.evicted() == ["a"]
+    assert w.phase("b") is Phase.ABSENT
+    w.gone("a")
+    assert w.phase("b") is Phase.LOADING
+
+
+def test_ledger_a_model_behind_a_blocked_one_may_use_free_room_until_that_one_starves() -> None:
+    w = world(budget=10, starve_s=5, linger_s=1000)
+    w.model("small", 2)
+    w.model("tiny", 1)
+    running = w.ask("a")
+    w.ready("a")
+    w.ask("b")
+    w.ask("small")
+    assert w.phase("small") is Phase.LOADING
+    w.wait(6)
+    w.ask("tiny")
+    assert w.phase("tiny") is Phase.ABSENT
+    w.done(running)
+    assert "a" in w.evicted()
+
+
+def test_ledger_overshoot_lets_idle_models_leave() -> None:
+    w = world(budget=12)
+    w.resident("a", "b")
+    w.desk.ledger.measure("b", 9)
+    w.plan()
+    assert w.evicted() == ["a"]
+
+
+def test_ledger_leaked_bytes_lower_the_budget_and_are_told() -> None:
+    w = world(budget=12)
+    w.desk.ledger.release("x", missing=7)
+    w.ask("a")
+    denied = [action for action in w.log if isinstance(action, Deny)]
+    assert "did not come back" in denied[0].failure.message
+
+
+@settings(max_examples=150, stateful_step_count=60)
+class PoolMachine(RuleBasedStateMachine):
+    """Random clients, loads, crashes and clocks; the invariants of the design after every step."""
+
+    @initialize(
+        budget=st.integers(8, 30),
+        max_resident=st.integers(0, 3),
+        sizes=st.lists(st.integers(1, 12), min_size=2, max_size=5),
+        pinned=st.booleans(),
+        burst=st.integers(1, 5),
+    )
+    def begin(self, budget: int, max_resident: int, sizes: list[int], pinned: bool, burst: int) -> None:
+        self.world = World(
+            budget=budget,
+            policy=Policy(
+                max_resident=max_resident, burst_requests=burst, starve_s=20, burst_s=4, abandon_s=2
+            ),
+        )
+        for number, size in enumerate(sizes):
+            self.world.model(f"m{number}", size)
+            self.world.desk.slot(f"m{number}").bill = Bill(weights=size, kv_least=1, kv_wish=3, prefix_wish=4)
+        if pinned and sizes[0] + 1 <= budget // 2:
+            self.world.desk.slot("m0").is_pinned = True
+        self.open: list[Waiter] = []
+        self.answered: set[Waiter] = set()
+
+    @property
+    def models(self) -> list[str]:
+        return list(self.world.desk.slots)
+
+    def step(self) -> None:
+        """Plan as the pool does, and hold each action against the law."""
+        desk = self.world.desk
+        granted = {slot.model: set(slot.granted) for slot in desk.slots.values()}
+        for action in self.world.plan():
+            if isinstance(action, Evict):
+                assert not granted[action.model], "evicted with requests in flight"
+                assert not desk.slots[action.model].is_pinned, "evicted though pinned"
+            elif isinstance(action, Load):
+                slot = desk.slots[action.model]
+                assert slot.waiting or slot.is_pinned or slot.kept_since is not None
+            elif isinstance(action, Give):
+                assert desk.slots[action.waiter.model].phase is Phase.READY
+            elif isinstance(action, Deny):
+                self.answered.add(action.waiter)
+        again = plan(desk, self.world.now)
+        assert again.actions == [], "not idempotent"
+        assert again.look_at > self.world.now
+
+    @rule(index=st.integers(0, 4), client=st.sampled_from("xyz"))
+    def ask(self, index: int, client: str) -> None:
+        model = self.models[index % len(self.models)]
+        self.open.append(self.world.desk.ask(model, client, self.world.now))
+        self.step()
+
+    @precondition(lambda self: self.open)
+    @rule(index=st.integers(0, 100))
+    def end(self, index: int) -> None:
+        waiter = self.open.pop(index % len(self.open))
+        self.answered.add(waiter)
+        self.world.desk.leave(waiter, self.world.now)
+        self.step()
+
+    @rule(index=st.integers(0, 4))
+    def advance(self, index: int) -> None:
+        """A worker does the next thing that it is to do."""
+        slot = self.world.desk.slots[self.models[index % len(self.models)]]
+        if slot.phase is Phase.LOADING:
+            self.world.desk.ledger.settle(slot.account, slot.bill.weights)
+            self.world.desk.moved(slot.model, Phase.READY, self.world.now)
+        elif slot.phase is Phase.LEAVING:
+            self.world.desk.ledger.release(slot.account)
+            self.world.desk.moved(slot.model, Phase.ABSENT, self.world.now)
+        self.step()
+
+    @rule(index=st.integers(0, 4))
+    def crash(self, index: int) -> None:
+        """A ready worker dies: its requests wait again, and it is on its way back."""
+        slot = self.world.desk.slots[self.models[index % len(self.models)]]
+        if slot.phase is Phase.READY:
+            self.world.desk.moved(slot.model, Phase.LOADING, self.world.now)
+            for waiter in list(slot.granted):
+                self.world.desk.requeue(waiter, self.world.now)
+        self.step()
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 5.0, 30.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.world.now += seconds
+        self.step()
+
+    @invariant()
+    def books_are_right(self) -> None:
+        ledger = self.world.desk.ledger
+        assert ledger.reserved <= ledger.usable
+        limit = self.world.policy.max_resident
+        assert not limit or ledger.count("model") <= limit
+        for slot in self.world.desk.slots.values():
+            assert len(slot.granted) <= slot.room
+            has_account = slot.account in ledger.accounts
+            assert has_account == (slot.phase not in (Phase.ABSENT, Phase.REFUSED))
+
+    def teardown(self) -> None:
+        """From any state: with workers that work and answers that end, every request is answered."""
+        if not hasattr(self, "world"):
+            return
+        for _ in range(400):
+            if not any(slot.waiting or slot.granted for slot in self.world.desk.slots.values()):
+                return
+            for index in range(len(self.models)):
+                self.advance(index)
+            for slot in self.world.desk.slots.values():
+                for waiter in list(slot.granted):
+                    self.world.desk.leave(waiter, self.world.now)
+            self.world.now += 0.5
+            self.step()
+        raise AssertionError("requests wait for ever")
+
+
+TestPoolMachine = PoolMachine.TestCase
