@@ -185,7 +185,9 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: int = 0  # engine steps since start
     chunks: int = 0  # prefill chunks since start
-    slowest_s: float = 0.0  # the longest step so far, the first of its kind (which may compile) left out
+    slowest_s: float = (
+        0.0  # the longest step so far, the first of its kind (which may compile) left out; 0 = unknown
+    )
     active: int = 0  # rows in the batch
     waiting: int = 0  # requests not admitted yet
     active_bytes: int = 0  # memory held by mlx arrays

@@ -9,13 +9,16 @@ import logging
 import os
 import signal
 import threading
+import time
 from typing import NoReturn
 
 from shared.control import (
+    Adopt,
     Cancel,
     Drain,
     ExitCode,
     Fatal,
+    Heartbeat,
     JobUpdate,
     LaunchJob,
     LaunchModel,
@@ -24,7 +27,8 @@ from shared.control import (
 )
 from shared.errors import ErrorCode, Failure, Refused
 from shared.logs import configure
-from worker.control import Control, die_with_parent
+from shared.wire import WorkerStats
+from worker.control import Control, die_with_parent, guard
 from worker.leave import exit_code, leave
 
 
@@ -33,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="worker", description="A worker process of mlxd; started by it.")
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--data-fd", type=int, default=-1, help="a listening Unix socket; -1 for jobs")
+    parser.add_argument("--adopt-fd", type=int, default=-1, help="a listening Unix socket for a later parent")
     args = parser.parse_args()
     die_with_parent()
     faulthandler.enable()
@@ -40,17 +45,18 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     configure(os.environ.get("MLXD_LOG_LEVEL", "info"), json=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    control = Control(args.control_fd)
+    control = Control(args.control_fd, args.adopt_fd)
     control.hello(os.getpid())
     while True:
         match control.receive():
             case None | Shutdown():
                 raise SystemExit(ExitCode.CLEAN)
             case LaunchModel() as launch:
+                guard()
                 _serve(launch, control, args.data_fd)
             case LaunchJob() as launch:
                 raise SystemExit(_work(launch, control))
-            case Drain() | Cancel():
+            case Drain() | Cancel() | Adopt():
                 continue  # nothing has begun
 
 
@@ -94,6 +100,7 @@ def _work(launch: LaunchJob, control: Control) -> int:
             stop.set()
 
     control.listen(on_message, lambda: os._exit(ExitCode.CLEAN))
+    threading.Thread(target=_beat, args=(control,), name="heartbeat", daemon=True).start()
     try:
         done = jobs.run(launch, lambda event: control.send(JobUpdate(event)), stop.is_set)
     except Refused as refused:
@@ -104,6 +111,13 @@ def _work(launch: LaunchJob, control: Control) -> int:
         raise
     control.send(JobUpdate(done))
     return ExitCode.CLEAN
+
+
+def _beat(control: Control) -> None:
+    """Say once a second that this process lives; a job may be at one long step."""
+    while True:
+        time.sleep(1.0)
+        control.send(Heartbeat(WorkerStats()))
 
 
 if __name__ == "__main__":

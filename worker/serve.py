@@ -13,6 +13,7 @@ from typing import NoReturn
 import uvicorn
 
 from shared.control import (
+    Adopt,
     Drain,
     Drained,
     ExitCode,
@@ -69,10 +70,14 @@ async def serve(
     def on_message(message: ToWorker) -> None:
         loop.call_soon_threadsafe(messages.put_nowait, message)
 
+    def greet() -> None:
+        """To the parent, also to one who has adopted us."""
+        control.send(Ready(context.facts, engine.stats().active_bytes))
+
     engine.on_outputs = on_outputs
     control.listen(on_message, lambda: leave(ExitCode.CLEAN))
     opening = asyncio.create_task(open_context(launch, loading))
-    hearing = asyncio.create_task(_until_shutdown(messages, control, lambda: pipeline))
+    hearing = asyncio.create_task(_until_shutdown(messages, control, lambda: pipeline, greet))
     await asyncio.wait({opening, hearing}, return_when=asyncio.FIRST_COMPLETED)
     if hearing.done():
         leave(ExitCode.CLEAN)
@@ -102,7 +107,8 @@ async def serve(
     await asyncio.wait({serving, up}, return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
         serving.result()
-    control.send(Ready(context.facts, engine.stats().active_bytes))
+    control.may_be_adopted(launch.nonce, launch.grace_s)
+    greet()
     Pulse(control, engine)
     await asyncio.wait({serving, hearing}, return_when=asyncio.FIRST_COMPLETED)
     engine.close(timeout_s=1.0)
@@ -110,13 +116,23 @@ async def serve(
 
 
 async def _until_shutdown(
-    messages: "asyncio.Queue[ToWorker]", control: Control, pipeline: Callable[[], Pipeline | None]
+    messages: "asyncio.Queue[ToWorker]",
+    control: Control,
+    pipeline: Callable[[], Pipeline | None],
+    greet: Callable[[], None],
 ) -> None:
     """Handle what the parent says until it says `Shutdown`."""
     draining: asyncio.Task[None] | None = None
     while not isinstance(message := await messages.get(), Shutdown):
         if isinstance(message, Drain) and draining is None:
             draining = asyncio.create_task(_drain(control, pipeline()))
+        elif isinstance(message, Adopt):  # what the last parent wanted is nothing to this one
+            if draining is not None:
+                draining.cancel()
+                draining = None
+            if (serving := pipeline()) is not None:
+                serving.is_draining = False
+            greet()
     if draining is not None:
         draining.cancel()
 

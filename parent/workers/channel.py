@@ -12,6 +12,8 @@ from shared import control, ndjson
 from shared.logs import event
 
 log = logging.getLogger(__name__)
+MAX_LINE = 1 << 20  # bytes; what a worker says here is short
+MAX_UNREADABLE = 100  # messages; who says more speaks another language
 _decode = msgspec.json.Decoder(control.FromWorker).decode
 
 
@@ -21,7 +23,8 @@ class Channel(asyncio.Protocol):
     def __init__(self, on_message: Callable[[control.FromWorker], None]) -> None:
         self.closed = asyncio.Event()
         self._on_message = on_message
-        self._lines = ndjson.Lines()
+        self._lines = ndjson.Lines(MAX_LINE)
+        self._unreadable = 0
         self._transport: asyncio.WriteTransport | None = None
 
     async def open(self, end: socket.socket) -> None:
@@ -44,6 +47,10 @@ class Channel(asyncio.Protocol):
             except (msgspec.ValidationError, msgspec.DecodeError) as error:
                 # An unknown type is of a newer worker: known ones still mean the same.
                 event(log, "channel.unknown_message", level=logging.WARNING, error=str(error))
+                self._unreadable += 1
+                if self._unreadable > MAX_UNREADABLE:
+                    self.close()
+                    return
                 continue
             self._on_message(message)
 

@@ -1,10 +1,10 @@
-"""The Popen-shaped seam: runtime folder, bound socket, spawn in an own session, signal the group, wait.
+"""The start of a worker: bound sockets, spawn in an own session; and the words for how one ends.
 
 The parent binds and listens, the worker inherits: no stale-socket race, no readiness race, and a connection
-is refused at once after a death. stdout and stderr of a worker end in a bounded ring of lines.
+is refused at once after a death. A model worker inherits two sockets: that of its requests, and the one at which a
+later parent adopts it. stdout and stderr of a worker end in a bounded ring of lines.
 """
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -12,15 +12,12 @@ import socket
 import subprocess
 import sys
 import sysconfig
-import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-RING_LINES = 200
-TAIL_LINES = 12
+from parent.workers.process import Process, child
 
 
 def default_command() -> list[str]:
@@ -68,54 +65,14 @@ class LastExit(msgspec.Struct, frozen=True):
     epoch: int
 
 
-class Process:
-    """A spawned worker: its pid, its output ring, its end. Made by `start`."""
-
-    def __init__(self, popen: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> None:
-        self.pid = popen.pid
-        self.lines: deque[str] = deque(maxlen=RING_LINES)
-        self.exited: asyncio.Future[int] = loop.create_future()
-        self._output_ended = asyncio.Event()
-        self._popen = popen
-        self._loop = loop
-        for work, name in ((self._wait, "wait"), (self._read, "output")):
-            threading.Thread(target=work, name=f"worker-{self.pid}-{name}", daemon=True).start()
-
-    def _wait(self) -> None:
-        code = self._popen.wait()
-        self._tell(lambda: self.exited.set_result(code))
-
-    def _read(self) -> None:
-        assert self._popen.stdout is not None
-        with self._popen.stdout as output:
-            while line := output.readline(4096):
-                self.lines.append(line.decode("utf-8", "replace").rstrip())
-        self._tell(self._output_ended.set)
-
-    def _tell(self, callback: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(callback)
-
-    async def output_ended(self, timeout_s: float) -> None:
-        """Wait for the last lines; a grandchild that holds the pipe open is not waited for."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._output_ended.wait()
-
-    def tail(self) -> list[str]:
-        """The last lines of output."""
-        return list(self.lines)[-TAIL_LINES:]
-
-    def signal(self, number: signal.Signals) -> None:
-        """To the whole group (its session is its own); a group that is gone is no error."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
-
-
 def start(
-    command: Sequence[str], *, environment: dict[str, str], socket_path: Path | None
+    command: Sequence[str],
+    *,
+    environment: dict[str, str],
+    socket_path: Path | None,
+    adopt_path: Path | None = None,
 ) -> tuple[Process, socket.socket]:
-    """Start a worker that inherits its ends of both channels (without `socket_path` only the control channel).
+    """Start a worker that inherits its end of the control channel and the listeners of these paths, if any.
 
     Returns it and our end of its control channel. Raises OSError when it cannot be started. Call it on the
     event loop.
@@ -125,21 +82,29 @@ def start(
         on_failure.callback(ours.close)
         with contextlib.ExitStack() as theirs_only:
             inherited = [theirs_only.enter_context(theirs)]
-            if socket_path is not None:
-                inherited.append(theirs_only.enter_context(bind_socket(socket_path)))
-            numbers = [end.fileno() for end in inherited]
-            data_fd = numbers[1] if socket_path is not None else -1
+            flags = ["--control-fd", str(theirs.fileno())]
+            for flag, path in (("--data-fd", socket_path), ("--adopt-fd", adopt_path)):
+                if path is None:
+                    flags += [flag, "-1"]
+                    continue
+                listener = theirs_only.enter_context(bind_socket(path))
+                on_failure.callback(remove_socket, str(path))
+                inherited.append(listener)
+                flags += [flag, str(listener.fileno())]
             popen = subprocess.Popen(
-                [*command, "--control-fd", str(numbers[0]), "--data-fd", str(data_fd)],
+                [*command, *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                pass_fds=numbers,
+                pass_fds=[end.fileno() for end in inherited],
                 start_new_session=True,
             )
         on_failure.pop_all()
-    return Process(popen, asyncio.get_running_loop()), ours
+    process = child(popen)
+    assert popen.stdout is not None
+    popen.stdout.close()
+    return process, ours
 
 
 def signal_name(code: int | None) -> str:
@@ -155,5 +120,5 @@ def signal_name(code: int | None) -> str:
 def describe_exit(code: int | None) -> str:
     """`was killed by SIGKILL`, `left with exit code 5`, for a person."""
     if code is None:
-        return "could not be started"
+        return "ended, and its exit code is not known"
     return f"left with exit code {code}" if code >= 0 else f"was killed by {signal_name(code)}"

@@ -39,6 +39,7 @@ class Event(StrEnum):
     UNWANT = "unwant"
     STOP = "stop"  # unwant, and leave now
     RESTART = "restart"  # an operator's
+    ADOPTED = "adopted"  # a ready worker of an earlier parent
     HELLO = "hello"
     PROGRESS = "progress"
     READY = "ready"
@@ -65,11 +66,14 @@ class Effect(StrEnum):
 
 
 class Signal(msgspec.Struct, frozen=True):
-    """One event with what it carries: the failure of a fatal, mismatch or deadline; the code of an exit."""
+    """One event with what it carries: the failure of a fatal, mismatch or deadline; the code of an exit; the
+    epoch of an adopted worker.
+    """
 
     event: Event
     failure: Failure | None = None
-    exit_code: int | None = None  # negative: died by that signal; None: never ran
+    exit_code: int | None = None  # negative: died by that signal; None: never ran, or nobody knows
+    epoch: int = 0
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,11 +83,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     load_stall_s: float = 60.0
     load_total_s: float = 900.0
     drain_s: float = 30.0
+    stacks_s: float = 0.5  # between the request for its stacks and the end of a hung worker
     stop_grace_s: float = 3.0
     reclaim_s: float = 10.0
     half_open_s: float = 60.0
     restart_budget: int = 3
     restart_window_s: float = 60.0
+
+
+CLEAR_S = 2.0
+"""More than `reclaim_s`: for the last output of a process that is gone."""
 
 
 class IllegalTransition(Exception):
@@ -139,6 +148,12 @@ class Lifecycle:
             self.wanted = self.restarting = True
             self.permanent = None
             self.restarts.reset()
+        elif event is Event.ADOPTED:
+            self.wanted = True
+            self.epoch = max(self.epoch, signal.epoch)
+            self.failure = None
+            self.rung = 0
+            self.restarts.spawned(now, is_restart=False)
         elif event is Event.EXIT:
             if self.state is State.STOPPING and not self.failed:
                 return  # it left because it was told to
@@ -177,7 +192,7 @@ class Lifecycle:
             case State.STOPPING:
                 self._climb(row, now, came_from is not self.state)
             case State.RECLAIMING:
-                self.deadline_at = now + limits.reclaim_s
+                self.deadline_at = now + limits.reclaim_s + CLEAR_S
             case State.BACKOFF:
                 waits = self.failed and not self.restarting
                 self.deadline_at = now + (self.restarts.delay_s if waits else 0.0)
@@ -191,15 +206,19 @@ class Lifecycle:
                 self.deadline_at = None
 
     def _climb(self, row: "Row", now: float, arrived: bool) -> None:
-        """The stop ladder: asked, terminated, killed; a stopped process may need a second kill."""
+        """The stop ladder: asked (a hung worker for its stacks), terminated, killed, and killed again."""
+        wait = self.limits.stop_grace_s
         if Effect.KILL in row.effects:
             self.rung = 2
         elif Effect.TERMINATE in row.effects:
             self.rung = 1
-        elif not arrived:
+        elif Effect.DUMP_STACKS in row.effects:
+            wait = self.limits.stacks_s
+        elif arrived:
+            wait /= 3
+        else:
             return  # a late message moves no deadline
-        wait = self.limits.stop_grace_s
-        self.deadline_at = now + (wait / 3 if self.rung == 0 else wait)
+        self.deadline_at = now + wait
 
 
 PERMANENT_EXITS: dict[int | None, tuple[ErrorCode, str]] = {
@@ -231,7 +250,7 @@ class Row(NamedTuple):
 
 _ASK = (Effect.SHUTDOWN,)
 _ASK_AND_CUT = (Effect.SHUTDOWN, Effect.CUT)
-_FORCE = (Effect.DUMP_STACKS, Effect.TERMINATE, Effect.CUT)
+_FORCE = (Effect.DUMP_STACKS, Effect.CUT)
 _LEAVE = (Row(State.STOPPING, effects=_ASK, note="begin the stop ladder"),)
 _GONE = (Row(State.RECLAIMING, effects=(Effect.CUT, Effect.RECLAIM), note="record the exit; requeue"),)
 _LATE = (Row(State.STOPPING, note="late; ignored"),)
@@ -248,6 +267,7 @@ _AGAIN = (Row(State.SPAWNING, effects=(Effect.SPAWN,), note="epoch + 1"),)
 TABLE: dict[tuple[State, Event], tuple[Row, ...]] = {
     (State.ABSENT, Event.WANT): _AGAIN,
     (State.ABSENT, Event.RESTART): _AGAIN,
+    (State.ABSENT, Event.ADOPTED): (Row(State.READY, note="its epoch goes on; wake waiters"),),
     (State.ABSENT, Event.STOP): (Row(State.ABSENT),),
     (State.SPAWNING, Event.HELLO): (
         Row(State.LOADING, "wire equal", (Effect.LAUNCH,)),

@@ -1,7 +1,7 @@
 """The one owner of one worker: an event goes into table W, its effects come out and are performed here.
 
 Everything runs on the event loop. The rest of the parent looks at `state`, `client` and `view()`,
-calls `want`, `unwant`, `restart` and `stop`, and is told of every change through `on_change`.
+calls `want`, `unwant`, `restart`, `stop` and `adopt`, and is told of every change through `on_change`.
 """
 
 import asyncio
@@ -14,9 +14,13 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from parent.workers import launcher
-from parent.workers.channel import Channel
+from msgspec.structs import replace
+
+from parent.workers import adoption, checkup, launcher, spawned
 from parent.workers.client import WorkerClient
+from parent.workers.memory import Balance, Memory, SystemMemory, Tracker
+from parent.workers.process import is_stopped
+from parent.workers.runtime_file import RuntimeRecord
 from parent.workers.states import Effect, Event, IllegalTransition, Lifecycle, Limits, Signal, State
 from parent.workers.watchdog import Verdict, Watchdog
 from shared import control, wire
@@ -25,15 +29,14 @@ from shared.logs import event
 from shared.version import VERSION, WIRE
 
 log = logging.getLogger(__name__)
-_SIGNALS = {
-    Effect.DUMP_STACKS: signal.SIGUSR1,
-    Effect.TERMINATE: signal.SIGTERM,
-    Effect.KILL: signal.SIGKILL,
-}
 
 
 class Supervisor:
-    """Runs the worker of one model."""
+    """Runs the worker of one model.
+
+    `launch`, `command` and `environment` may be assigned at any time; they hold from the next spawn. `beside` says
+    what other workers hold of the machine's memory, in bytes; it is called from other threads.
+    """
 
     def __init__(
         self,
@@ -46,9 +49,13 @@ class Supervisor:
         heartbeat_s: float = 5.0,
         hung_s: float = 120.0,
         name: str = "w",
+        memory: Memory | None = None,
+        beside: Callable[[], int] = lambda: 0,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.launch = launch
+        self.command, self.environment = command, environment
+        self.name = name  # the beginning of its sockets' names
         self.life = Lifecycle(limits)
         self.client: WorkerClient | None = None  # set while the worker is ready or draining
         self.facts: wire.ModelFacts | None = None
@@ -56,14 +63,15 @@ class Supervisor:
         self.progress = control.Progress("")
         self.verdict = Verdict.ALIVE
         self.last_exit: launcher.LastExit | None = None
-        self.pid: int | None = None
-        self.socket_path = ""
-        self._command, self._environment = command, environment
-        self._runtime_dir, self._name = runtime_dir, name
+        self.load_s = 0.0  # of the last load, from spawn to ready; 0 = not known
+        self.ready_at: float | None = None  # monotonic
+        self._spawned_at = 0.0
+        self._runtime_dir = runtime_dir
         self._heartbeat_s, self._hung_s = heartbeat_s, hung_s
         self._on_change = on_change
-        self._process: launcher.Process | None = None
-        self._channel: Channel | None = None
+        self._memory = Tracker(Balance(memory or SystemMemory(), beside))
+        self._heard = asyncio.Event()
+        self._spawned: spawned.Spawned | None = None
         self._watchdog: Watchdog | None = None
         self._watching: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -76,6 +84,36 @@ class Supervisor:
     @property
     def state(self) -> State:
         return self.life.state
+
+    @property
+    def pid(self) -> int | None:
+        return self._spawned.pid if self._spawned else None
+
+    @property
+    def socket_path(self) -> str:
+        """Of its data channel; "" without a process."""
+        return self._spawned.record.socket if self._spawned else ""
+
+    @property
+    def running(self) -> control.LaunchModel | None:
+        """What the present process was told, which may be older than `launch`."""
+        return self._spawned.record.launch if self._spawned else None
+
+    @property
+    def footprint_bytes(self) -> int:
+        """What the process holds, at the last look; 0 without one."""
+        if self.pid is None:
+            return 0
+        return max(self._memory.balance.footprint_bytes, self.stats.active_bytes + self.stats.cache_bytes)
+
+    @property
+    def missing_bytes(self) -> int:
+        """What processes that have gone did not give back, as last measured."""
+        return self._memory.balance.missing_bytes
+
+    def missing_now(self) -> int:
+        """The same, measured again: it shrinks when the machine gets it back."""
+        return self._memory.balance.missing_now(self.pid or 0)
 
     def want(self) -> None:
         """Somebody needs this worker; starts it, or after a spent budget makes the half-open try."""
@@ -96,8 +134,50 @@ class Supervisor:
     def kill(self) -> None:
         """SIGKILL at once, for a second shutdown signal."""
         self.stop()
-        if self._process is not None:
-            self._process.signal(signal.SIGKILL)
+        if self._spawned is not None:
+            self._spawned.signal(signal.SIGKILL)
+
+    def cut(self) -> None:
+        """End every open stream as if the worker were lost; it stays."""
+        if self.client is not None:
+            self.client.close()
+            self.client = WorkerClient(self.socket_path)
+
+    async def check(self, timeout_s: float) -> checkup.Check:
+        """Deep health: can its engine compute, now?"""
+        return await checkup.check(self, timeout_s)
+
+    async def heartbeat(self) -> None:
+        """Returns at the next heartbeat, or when there will be none."""
+        await self._heard.wait()
+
+    def record(self) -> RuntimeRecord | None:
+        """What a later parent needs to adopt the worker; None while there is none to adopt."""
+        if self._spawned is None or self.state not in (State.READY, State.DRAINING):
+            return None
+        return replace(self._spawned.record, footprint=self.footprint_bytes)
+
+    async def adopt(self, record: RuntimeRecord) -> bool:
+        """Take over the worker of an earlier parent: ready at once, its epoch goes on, `name` is the record's.
+
+        False: it cannot be had. Then its process has been ended and its sockets are gone. Only while absent.
+        """
+        try:
+            if self.state is not State.ABSENT:
+                raise adoption.NotAdopted(f"the supervisor is {self.state}")
+            its, introduction, ready = await spawned.adopt(record)
+        except (adoption.NotAdopted, OSError) as error:
+            self._log("worker.not_adopted", level=logging.WARNING, pid=record.pid, reason=str(error))
+            await adoption.end(record, self.life.limits.stop_grace_s)
+            return False
+        self._reset()
+        self.name, self._spawned = record.name, its
+        self.facts, self.client = ready.facts, WorkerClient(record.socket)
+        self._post(Signal(Event.ADOPTED, epoch=record.epoch))
+        epoch = self.life.epoch
+        introduction.hand_over(lambda message: self._message(epoch, message))
+        self._task(self._attend(its))
+        return True
 
     def wake(self) -> None:
         """Everyone in `changed` looks again."""
@@ -131,6 +211,9 @@ class Supervisor:
             "progress": self.progress if self.state is State.LOADING else None,
             "reason": failure.message if failure else None,
             "last_exit": self.last_exit,
+            "load_s": round(self.load_s, 3) or None,
+            "footprint_bytes": self.footprint_bytes,
+            "missing_bytes": self.missing_bytes,
             "facts": self.facts,
             "stats": self.stats,
         }
@@ -144,7 +227,7 @@ class Supervisor:
             effects = self.life.handle(happened, now)
         except IllegalTransition as error:
             # Only a confused worker can cause this; the state stands and its deadline will decide.
-            event(log, "worker.illegal", level=logging.ERROR, model=self.launch.model_id, error=str(error))
+            self._log("worker.illegal", level=logging.ERROR, error=str(error))
             return
         for effect in effects:
             self._perform(effect)
@@ -153,10 +236,8 @@ class Supervisor:
             self._moved(before, happened)
 
     def _moved(self, before: State, happened: Signal) -> None:
-        event(
-            log,
+        self._log(
             "worker.state",
-            model=self.launch.model_id,
             state=self.state.value,
             was=before.value,
             on=happened.event.value,
@@ -164,7 +245,11 @@ class Supervisor:
             pid=self.pid,
             reason=happened.failure.message if happened.failure else "",
         )
+        self._beat()
         if self.state is State.READY:
+            self.ready_at = time.monotonic()
+            if happened.event is Event.READY:
+                self.load_s = self.ready_at - self._spawned_at
             self._watchdog = Watchdog(self._heartbeat_s, self._hung_s, time.monotonic())
             self._watching = self._task(self._watch(self.life.epoch, self._watchdog))
         elif before is State.READY and self._watching is not None:
@@ -211,6 +296,7 @@ class Supervisor:
                 self._post(Signal(Event.HELLO, wire_mismatch(message)))
             case control.Progress():
                 self.progress = message
+                self._look()
                 self._post(Signal(Event.PROGRESS))
                 self._on_change()
             case control.Ready():
@@ -221,7 +307,9 @@ class Supervisor:
             case control.Heartbeat():
                 self.stats = message.stats
                 if self._watchdog is not None:
-                    self._watchdog.heartbeat(message.busy_s, time.monotonic())
+                    self._watchdog.heartbeat(message.stats, message.busy_s, time.monotonic())
+                self._look()
+                self._beat()
                 self._post(Signal(Event.HEARTBEAT))
             case control.Drained():
                 self._post(Signal(Event.DRAINED))
@@ -234,6 +322,8 @@ class Supervisor:
         while self.life.epoch == epoch and self.state is State.READY:
             await asyncio.sleep(watchdog.interval_s)
             now = time.monotonic()
+            if watchdog.is_silent(now):
+                self._cure(watchdog, now)
             verdict = watchdog.check(now)
             if verdict is not self.verdict:
                 self.verdict = verdict
@@ -242,29 +332,49 @@ class Supervisor:
                 reason = f"the worker hangs: {watchdog.reason(now)}"
                 self._post(Signal(Event.DEADLINE, Failure(ErrorCode.ENGINE_UNAVAILABLE, reason)))
 
+    def _cure(self, watchdog: Watchdog, now: float) -> None:
+        """A silent worker whose process somebody stopped goes on, if that does not happen again and again."""
+        if self._spawned is None or not is_stopped(self._spawned.pid):
+            return
+        wakes = watchdog.stopped(now)
+        self._log("worker.stopped", level=logging.WARNING, pid=self.pid, next="SIGCONT" if wakes else "stop")
+        if wakes:
+            self._spawned.signal(signal.SIGCONT)
+
+    def _look(self) -> None:
+        if self._spawned is not None:
+            self._memory.look(self._spawned.pid)
+
+    def _beat(self) -> None:
+        self._heard.set()
+        self._heard = asyncio.Event()
+
     # ------------------------------------------------------------ effects out
 
     def _perform(self, effect: Effect) -> None:
+        its = self._spawned
         if effect is Effect.SPAWN:
             self._task(self._run(self.life.epoch))
-        elif effect is Effect.LAUNCH:
-            self._send(self.launch)
-        elif effect is Effect.DRAIN:
-            self._send(control.Drain())
-        elif effect is Effect.SHUTDOWN:
-            self._send(control.Shutdown())
+        elif effect is Effect.RECLAIM:
+            self._task(self._reclaim(self.life.epoch))
         elif effect is Effect.CUT:
             if self.client is not None:
                 self.client.close()
                 self.client = None
-        elif effect is Effect.RECLAIM:
-            self._task(self._reclaim(self.life.epoch))
-        elif self._process is not None:
-            self._process.signal(_SIGNALS[effect])
-
-    def _send(self, message: control.ToWorker) -> None:
-        if self._channel is not None:
-            self._channel.send(message)
+        elif its is None:
+            pass
+        elif effect is Effect.LAUNCH:
+            its.channel.send(its.record.launch)
+        elif effect is Effect.DRAIN:
+            its.channel.send(control.Drain())
+        elif effect is Effect.SHUTDOWN:
+            its.channel.send(control.Shutdown())
+        elif effect is Effect.DUMP_STACKS:
+            its.ask_stacks()
+        elif effect is Effect.TERMINATE:
+            its.signal(signal.SIGTERM, signal.SIGCONT)  # a stopped process takes it when it goes on
+        elif effect is Effect.KILL:
+            its.signal(signal.SIGKILL)
 
     def _task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work, context=self._context)
@@ -272,70 +382,70 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _run(self, epoch: int) -> None:
-        """One process from spawn to exit."""
+    def _reset(self) -> None:
         self.facts, self.stats, self.verdict = None, wire.WorkerStats(), Verdict.ALIVE
         self.progress = control.Progress("start")
-        path = self._runtime_dir / f"{self._name}-{epoch}.sock"
+        self.ready_at, self._spawned_at = None, time.monotonic()
+
+    async def _run(self, epoch: int) -> None:
+        """One process from spawn to exit."""
+        self._reset()
         try:
-            process, control_end = launcher.start(
-                self._command, environment=self._environment, socket_path=path
+            its, control_end = spawned.spawn(
+                self.launch,
+                command=self.command,
+                environment=self.environment,
+                folder=self._runtime_dir,
+                name=self.name,
+                epoch=epoch,
+                on_message=lambda message: self._message(epoch, message),
             )
         except OSError as error:
             failure = Failure(ErrorCode.ENGINE_UNAVAILABLE, f"the worker could not be started: {error}")
             self._post(Signal(Event.EXIT, failure))
             return
-        self._process, self.pid, self.socket_path = process, process.pid, str(path)
-        self._channel = channel = Channel(lambda message: self._message(epoch, message))
-        await channel.open(control_end)
+        self._spawned = its
+        await its.channel.open(control_end)
         if self.state is not State.SPAWNING:  # stopped while it was being spawned
-            channel.send(control.Shutdown())
+            its.channel.send(control.Shutdown())
         self._on_change()
-        code = await self._ended(process, channel)
+        await self._attend(its)
+
+    async def _attend(self, its: spawned.Spawned) -> None:
+        """Report the end of a process, once it has come. One that hung up but lives has to go."""
+
+        def hung_up() -> None:
+            if self.state is not State.STOPPING:
+                said = "the worker closed its control channel"
+                self._post(Signal(Event.FATAL, Failure(ErrorCode.ENGINE_UNAVAILABLE, said)))
+
+        code = await its.ended(hung_up)
         said = f"the worker {launcher.describe_exit(code)}"
         self._post(Signal(Event.EXIT, Failure(ErrorCode.ENGINE_UNAVAILABLE, said), code))
 
-    async def _ended(self, process: launcher.Process, channel: Channel) -> int:
-        """The exit code, once the last message is read too. A worker that hung up but lives has to go."""
-        hung_up = asyncio.ensure_future(channel.closed.wait())
-        either: list[asyncio.Future[Any]] = [process.exited, hung_up]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not process.exited.done():
-            await asyncio.wait({process.exited}, timeout=1.0)
-            if not process.exited.done() and self.state is not State.STOPPING:
-                self._post(
-                    Signal(
-                        Event.FATAL,
-                        Failure(ErrorCode.ENGINE_UNAVAILABLE, "the worker closed its control channel"),
-                    )
-                )
-        code = await process.exited
-        with contextlib.suppress(TimeoutError):  # a grandchild may hold the other end open
-            async with asyncio.timeout(0.5):
-                await hung_up
-        hung_up.cancel()
-        return code
-
     async def _reclaim(self, epoch: int) -> None:
-        """Clear away what the process left: its group, its socket, its output."""
-        code, tail = None, list[str]()
-        if self._process is not None:
-            self._process.signal(signal.SIGKILL)  # grandchildren
-            code = self._process.exited.result()
-            await self._process.output_ended(0.5)
-            tail = self._process.tail()
-        if self._channel is not None:
-            self._channel.close()
-        launcher.remove_socket(self.socket_path)
+        """Clear away what the process left, write down how it ended, and see its memory come back."""
+        code, tail, stacks = None, list[str](), ""
+        if self._spawned is not None:
+            its = self._spawned
+            await its.clear()
+            code, tail, stacks = its.process.exited.result(), its.process.tail(), its.stacks()
         reason = (
             self.life.failure.message if self.life.failure else f"stopped ({launcher.describe_exit(code)})"
         )
-        name = launcher.signal_name(code)
-        self.last_exit = launcher.LastExit(code, name, reason, tail, epoch)
-        self._process = self._channel = self._watchdog = None
-        self.pid, self.socket_path = None, ""
-        event(log, "worker.exit", model=self.launch.model_id, code=code, reason=reason, epoch=epoch)
+        self.last_exit = launcher.LastExit(code, launcher.signal_name(code), reason, tail, epoch)
+        self._spawned = self._watchdog = None
+        if stacks:
+            self._log("worker.stacks", level=logging.WARNING, stacks=stacks)
+        self._log("worker.exit", code=code, reason=reason, epoch=epoch)
+        held = self._memory.balance.footprint_bytes
+        gap = await self._memory.returned(self.life.limits.reclaim_s)
+        if gap:
+            self._log("worker.memory_missing", level=logging.WARNING, missing_bytes=gap, held_bytes=held)
         self._post(Signal(Event.MEASURED))
+
+    def _log(self, name: str, *, level: int = logging.INFO, **fields: Any) -> None:
+        event(log, name, level=level, model=self.launch.model_id, **fields)
 
 
 def wire_mismatch(hello: control.Hello) -> Failure | None:

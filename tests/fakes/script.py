@@ -25,6 +25,9 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunks: int = 0
     stamp: bool = False  # the text of a token is the monotonic clock in ns, for latency measurements
     heartbeat_ms: float = 1000.0
+    measured_bytes: int = 1  # told with Ready
+    footprint: int = 0  # told in every heartbeat
+    ballast: int = 0  # bytes that it really holds
 
     # sins of a process
     load_ms: float = 0.0
@@ -40,12 +43,18 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     ignore_shutdown: bool = False
     ignore_drain: bool = False
     mute: bool = False  # no heartbeats once ready
+    exit_zero: bool = False  # leave with 0 while loading, as if all were well
+    garbage_control: int = 0  # lines that are no message, on the control channel
+    flood: bool = False  # print as fast as it goes
 
     # sins of a request
     crash_after: int = -1  # SIGKILL itself after so many content events (0 = before the first)
     crash_at: int = -1  # SIGKILL itself before the token of this position, resumed or not
     crash_times: int = 1  # …in so many spawns, then behave
     hang_after: int = -1  # SIGSTOP itself after so many content events
+    hang_times: int = 1  # …and before each of the next events, so often in all
+    freeze_after: int = -1  # its whole process does nothing any more after so many content events
+    stall_after: int = -1  # heartbeats go on, but this request never does
     fail_after: int = -1  # a Failed event after so many content events
     cut_after: int = -1  # close the connection without a last event
     refuse: str = ""  # an error code: answer 400 before any event

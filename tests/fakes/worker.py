@@ -8,11 +8,13 @@ What it did is written to `journal.ndjson` in the model directory, one object a 
 import argparse
 import asyncio
 import contextlib
+import faulthandler
 import hashlib
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,9 +82,12 @@ class Reader:
 class Worker:
     """One fake process: its script, its channel, its counters."""
 
-    def __init__(self, control_fd: int, data_fd: int) -> None:
+    def __init__(self, control_fd: int, data_fd: int, adopt_fd: int) -> None:
         self.control_fd = control_fd
         self.data_fd = data_fd
+        self.adopt_fd = adopt_fd
+        self.launch: control.LaunchModel | None = None
+        self.ready: control.Ready | None = None
         self.base: dict[str, Any] = {}
         self.script = scripts.Script()
         self.model_path = ""
@@ -94,7 +99,8 @@ class Worker:
         self.writer: asyncio.StreamWriter
 
     def say(self, message: control.FromWorker) -> None:
-        self.writer.write(ndjson.encode(message))
+        if not self.writer.is_closing():  # a parent that is gone hears nothing
+            self.writer.write(ndjson.encode(message))
 
     def journal(self, what: str, **fields: Any) -> None:
         if self.model_path:
@@ -104,18 +110,33 @@ class Worker:
     # ------------------------------------------------------------ life
 
     async def run(self) -> None:
-        channel = socket.socket(fileno=self.control_fd)
-        reader, self.writer = await asyncio.open_unix_connection(sock=channel)
         early = scripts.for_request(scripts.load(""), "")
+        channel: socket.socket | None = socket.socket(fileno=self.control_fd)
+        reader, self.writer = await asyncio.open_unix_connection(sock=channel)
         if early.no_hello:
             await reader.read()
         self.say(control.Hello(wire=early.wire or WIRE, version=VERSION, pid=os.getpid()))
+        while channel is not None:
+            with contextlib.suppress(ConnectionError):  # its end, with words of ours unread
+                await self._obey(reader)
+            self.journal("parent gone")
+            channel = await self._adopted()
+            if channel is not None:
+                reader, self.writer = await asyncio.open_unix_connection(sock=channel)
+                self.draining = False
+                self.journal("adopted")
+                self.say(control.Hello(wire=WIRE, version=VERSION, pid=os.getpid()))
+                assert self.ready is not None
+                self.say(self.ready)
+
+    async def _obey(self, reader: asyncio.StreamReader) -> None:
+        """Do what a parent says until it is gone."""
         lines = ndjson.Lines()
-        serving: asyncio.Task[None] | None = None
         while chunk := await reader.read(65536):
             for line in lines.feed(chunk):
                 order = _decode_order(line)
                 if isinstance(order, control.LaunchModel):
+                    self.launch = order
                     serving = asyncio.create_task(self._serve(order))
                     serving.add_done_callback(lambda _: os._exit(0))
                 elif isinstance(order, control.LaunchJob):
@@ -126,7 +147,38 @@ class Worker:
                 elif isinstance(order, control.Shutdown) and not self.script.ignore_shutdown:
                     self.journal("shutdown")
                     os._exit(0)
-        self.journal("parent gone")
+
+    async def _adopted(self) -> socket.socket | None:
+        """The channel of a new parent who knows the nonce, if one comes within the grace time."""
+        if self.launch is None or self.ready is None or not self.launch.grace_s or self.adopt_fd < 0:
+            return None
+        listener = socket.socket(fileno=os.dup(self.adopt_fd))
+        listener.setblocking(False)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.launch.grace_s):
+                while True:
+                    end, _ = await asyncio.get_running_loop().sock_accept(listener)
+                    if self._is_right(end):
+                        return end
+                    end.close()
+        return None
+
+    def _is_right(self, end: socket.socket) -> bool:
+        end.settimeout(2.0)
+        try:
+            said, fds, _, _ = socket.recv_fds(end, 4096, 4)
+            order = _decode_order(said)
+        except (OSError, msgspec.MsgspecError):
+            return False
+        assert self.launch is not None
+        right = isinstance(order, control.Adopt) and order.nonce == self.launch.nonce
+        for fd in fds:
+            if right:
+                os.dup2(fd, 1)
+                os.dup2(fd, 2)
+            os.close(fd)
+        end.setblocking(False)
+        return right
 
     async def _job(self, order: control.LaunchJob, reader: asyncio.StreamReader) -> None:
         script = scripts.for_request(scripts.load(""), "")
@@ -158,6 +210,15 @@ class Worker:
         self.spawns = self._count_spawn()
         self.journal("spawned", spawns=self.spawns)
         print(f"fake worker {os.getpid()} loads {launch.model_id}", file=sys.stderr, flush=True)
+        self.stats = wire.WorkerStats(active_bytes=script.footprint)
+        self.ballast = b"x" * script.ballast
+        if script.flood:
+            threading.Thread(target=_flood, daemon=True).start()
+        for _ in range(script.garbage_control):
+            self.writer.write(b"no message\n")
+        if script.exit_zero:
+            await self.writer.drain()
+            os._exit(0)
         if script.silent_load:
             await asyncio.Event().wait()
         for step in range(script.load_steps):
@@ -180,7 +241,8 @@ class Worker:
         server = _Server(config)
         listener = socket.socket(fileno=self.data_fd)
         task = asyncio.create_task(server.serve(sockets=[listener]))
-        self.say(control.Ready(facts, measured_bytes=1))
+        self.ready = control.Ready(facts, measured_bytes=script.measured_bytes)
+        self.say(self.ready)
         if not script.mute:
             beats = asyncio.create_task(self._beat())
         await task
@@ -294,14 +356,21 @@ class Worker:
             self._groups(len(request.resume), length, script.tokens_per_event)
         ):
             crashes = sins_left and (number == script.crash_after or first == script.crash_at)
-            if crashes or (sins_left and number == script.hang_after):
+            hangs = sins_left and script.hang_after <= number < script.hang_after + script.hang_times
+            hangs = hangs and script.hang_after >= 0
+            freezes = sins_left and number == script.freeze_after
+            if crashes or hangs or freezes:
                 for _ in range(20):  # turns of the loop in which what has been said leaves
                     await asyncio.sleep(0)
             if crashes:
                 print("fake worker crashes as told", file=sys.stderr, flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
-            if sins_left and number == script.hang_after:
+            if hangs:
                 os.kill(os.getpid(), signal.SIGSTOP)
+            if freezes:
+                time.sleep(3600)  # noqa: ASYNC251  (the sin itself)
+            if sins_left and number == script.stall_after:
+                await asyncio.Event().wait()
             if number == script.fail_after:
                 await tell(wire.Failed(Failure(ErrorCode.ENGINE_FAULT, "the engine raised, as told")))
                 await asgi.send_chunk(send, b"", more=False)
@@ -344,13 +413,20 @@ class _Server(uvicorn.Server):
         return contextlib.nullcontext()
 
 
+def _flood() -> None:
+    while True:
+        os.write(1, b"a line of a worker that has lost its mind\n" * 1000)
+
+
 def main() -> None:
     """Run until told to leave, the parent is gone, or the script says to die."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--data-fd", type=int, required=True)
+    parser.add_argument("--adopt-fd", type=int, default=-1)
     arguments = parser.parse_args()
-    uvloop.run(Worker(arguments.control_fd, arguments.data_fd).run())
+    faulthandler.register(signal.SIGUSR1)
+    uvloop.run(Worker(arguments.control_fd, arguments.data_fd, arguments.adopt_fd).run())
     os._exit(0)
 
 

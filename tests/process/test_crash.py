@@ -170,21 +170,21 @@ def test_an_exhausted_crash_budget_is_tried_again_when_half_open_and_somebody_as
 
 
 @pytest.mark.parametrize(
-    ("script", "reason"),
+    ("script", "reason", "status"),
     [
-        ({"fatal": "bad_checkpoint", "fatal_message": "model.safetensors is cut short"}, "is cut short"),
-        ({"fatal": "unsupported", "fatal_message": "family 'mamba' is not here"}, "family 'mamba'"),
-        ({"fatal": "internal", "exit_code": 4}, "config.json has no model_type"),
+        ({"fatal": "bad_checkpoint", "fatal_message": "model.safetensors is cut short"}, "is cut short", 503),
+        ({"fatal": "unsupported", "fatal_message": "family 'mamba' is not here"}, "family 'mamba'", 503),
+        ({"fatal": "internal", "exit_code": 4}, "config.json has no model_type", 507),
     ],
 )
 def test_a_permanent_fault_is_no_crash_to_restart_after_and_is_told_at_once(
-    tmp_path: Path, script: dict[str, object], reason: str
+    tmp_path: Path, script: dict[str, object], reason: str, status: int
 ) -> None:
     with served(tmp_path, script) as server:
         engine = server.wait_state("failed")
         assert engine["epoch"] == 1
         answer = server.ask()
-        assert answer.status_code == 503
+        assert answer.status_code == status
         assert reason in answer.json()["error"]["message"]
         assert answer.headers["x-should-retry"] == "false"
 
@@ -217,7 +217,7 @@ def test_a_stalled_load_is_ended_like_a_crash(tmp_path: Path) -> None:
 
 
 def test_a_hung_worker_is_detected_killed_and_its_stream_resumed_like_after_a_crash(tmp_path: Path) -> None:
-    script = {"tokens": 20, "hang_after": 6, "ms_per_token": 1}
+    script = {"tokens": 20, "freeze_after": 6, "ms_per_token": 1, "ignore_term": True}
     with served(tmp_path, script, heartbeat_s=1.0, stop_grace_s=0.3) as server:
         body = server.ask("hang", stream=True).text
         assert content(body) == oracle("hang", 20)

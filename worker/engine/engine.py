@@ -22,6 +22,9 @@ T = TypeVar("T")
 CLEAR_EVERY = 256
 """Steps between two releases of mlx's allocator cache (mlx-lm's cadence)."""
 
+SHORT_CHUNK = 8
+"""A prefill chunk below this part of a whole one says nothing about how long a whole one takes."""
+
 
 @dataclass(slots=True)
 class Output:
@@ -33,6 +36,32 @@ class Output:
     reused: int = 0  # with `admitted`: prompt tokens from the prefix cache
     prefilled: int | None = None  # prompt tokens in the KV cache now
     finish: FinishReason | None = None
+
+
+class Pace:
+    """How long steps take, for whoever has to tell a long one from one that hangs.
+
+    `slowest_s` is the longest so far, a chunk of prefill counted as a whole one. The first step of each kind may
+    compile and is left out. 0 until a chunk was measured: decoding alone says little about prefill.
+    """
+
+    def __init__(self) -> None:
+        self.slowest_s = 0.0
+        self._slowest_decode_s = 0.0
+        self._decoded = self._prefilled = False
+
+    def step(self, took_s: float, num_prefill: int, chunk: int) -> None:
+        """A step was waited for; `num_prefill` of a chunk's tokens were in it."""
+        if num_prefill == 0:
+            if self._decoded:
+                self._slowest_decode_s = max(self._slowest_decode_s, took_s)
+            self._decoded = True
+        elif num_prefill * SHORT_CHUNK >= chunk:
+            if self._prefilled:
+                self.slowest_s = max(self.slowest_s, took_s * max(1.0, chunk / num_prefill))
+            self._prefilled = True
+        if self.slowest_s:
+            self.slowest_s = max(self.slowest_s, self._slowest_decode_s)
 
 
 OnOutputs = Callable[[list[Output]], None]
@@ -63,7 +92,9 @@ class Engine:
         self._loaded: Loaded | None = None
         self._scheduler: Scheduler | None = None
         self._steps = 0
+        self._chunks = 0
         self._tokens = 0
+        self._pace = Pace()
         self._step_began: float | None = None
         self._memory = (0, 0, 0)
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
@@ -112,6 +143,8 @@ class Engine:
         active, peak, cache = self._memory
         return WorkerStats(
             steps=self._steps,
+            chunks=self._chunks,
+            slowest_s=round(self._pace.slowest_s, 3),
             active=len(scheduler.active) if scheduler else 0,
             waiting=len(scheduler.waiting) if scheduler else 0,
             active_bytes=active,
@@ -164,6 +197,7 @@ class Engine:
         assert self._scheduler is not None
         model, scheduler = self._loaded.model, self._scheduler
         pending: runner.Pending | None = None
+        unread = 0  # tokens of prefill in what is waited for next
         while True:
             if not self._take(wait=False):
                 return
@@ -178,14 +212,23 @@ class Engine:
             self._step_began = time.monotonic()
             self._emit(outputs)
             begun = runner.run(model, step) if step else None
+            waited = pending is not None
             if pending is not None:
                 self._emit(self._update(pending))
             if begun is not None and begun.chunk:  # its rows' tokens come first, then the chunk is awaited
                 self._emit(self._update(begun))
                 runner.wait(begun)
                 begun = None
+                unread += step.num_prefill
+                waited = True
             if step.prefill is not None:
                 self._emit([Output(step.prefill.id, prefilled=step.prefill.num_cached)])
+                self._chunks += 1
+            if waited:
+                self._pace.step(time.monotonic() - self._step_began, unread, scheduler.prefill_chunk)
+                unread = 0
+            if begun is not None:
+                unread += step.num_prefill
             pending = begun
             self._count()
 

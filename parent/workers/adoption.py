@@ -1,0 +1,126 @@
+"""Taking over a worker that an earlier parent left: prove ourselves to it, or end it.
+
+The worker listens at its control socket once the channel of its own parent is closed. We say `Adopt` with the nonce
+that it was launched with and hand it the write end of a pipe for its output; it answers `Hello` and `Ready`. That
+socket is then the control channel.
+"""
+
+import array
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable
+
+from parent.workers.channel import Channel
+from parent.workers.process import Process, adopted, is_same, is_stopped, reap
+from parent.workers.runtime_file import RuntimeRecord
+from shared import control, ndjson
+from shared.version import VERSION, WIRE
+
+CONNECT_S = 1.0
+READY_S = 5.0
+POLL_S = 0.02
+KILL_S = 5.0
+
+
+class NotAdopted(Exception):
+    """The worker cannot be taken over; the message says why."""
+
+
+class Introduction:
+    """One attempt. What the worker says waits here until `hand_over`, so that nothing of it is lost."""
+
+    def __init__(self, record: RuntimeRecord) -> None:
+        self.record = record
+        self.channel = Channel(self._message)
+        self._heard: list[control.FromWorker] = []
+        self._listener: Callable[[control.FromWorker], None] | None = None
+        self._ready: asyncio.Future[control.Ready] = asyncio.get_running_loop().create_future()
+
+    async def begin(self) -> tuple[control.Ready, Process]:
+        """The worker's facts and its process. Raises `NotAdopted`; the channel is closed then."""
+        record = self.record
+        if record.wire != WIRE:
+            raise NotAdopted(f"it speaks wire {record.wire}, this is mlxd {VERSION} (wire {WIRE})")
+        if is_same(record.pid, record.start_time) and is_stopped(record.pid):
+            os.kill(record.pid, signal.SIGCONT)
+        output, theirs = os.pipe()
+        try:
+            await self._connect(theirs)
+            ready = await self._answer()
+            return ready, adopted(record.pid, output)  # which now owns the pipe
+        except BaseException as error:
+            self.channel.close()
+            os.close(output)
+            if isinstance(error, OSError | TimeoutError):
+                raise NotAdopted(f"its control socket does not answer: {error or 'timed out'}") from None
+            raise
+        finally:
+            os.close(theirs)
+
+    def hand_over(self, listener: Callable[[control.FromWorker], None]) -> None:
+        """From now on `listener` gets the messages, those that have come meanwhile first."""
+        self._listener = listener
+        for message in self._heard:
+            listener(message)
+
+    async def _connect(self, output: int) -> None:
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        end.setblocking(False)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await asyncio.get_running_loop().sock_connect(end, self.record.adopt_socket)
+            hello = ndjson.encode(control.Adopt(WIRE, VERSION, self.record.nonce))
+            end.sendmsg([hello], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [output]))])
+            await self.channel.open(end)
+        except BaseException:
+            end.close()
+            raise
+
+    async def _answer(self) -> control.Ready:
+        hung_up = asyncio.ensure_future(self.channel.closed.wait())
+        either: list[asyncio.Future[object]] = [self._ready, hung_up]  # type: ignore[list-item]
+        try:
+            await asyncio.wait(either, timeout=READY_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hung_up.cancel()
+        if not self._ready.done():
+            why = "it hung up" if self.channel.closed.is_set() else f"it said nothing within {READY_S:g} s"
+            raise NotAdopted(why)
+        return self._ready.result()
+
+    def _message(self, message: control.FromWorker) -> None:
+        if self._listener is not None:
+            self._listener(message)
+            return
+        match message:
+            case control.Hello(pid=pid):
+                if pid != self.record.pid and not self._ready.done():
+                    said = f"process {pid} answers, the record is of {self.record.pid}"
+                    self._ready.set_exception(NotAdopted(said))
+            case control.Ready() if not self._ready.done():
+                self._ready.set_result(message)
+            case _:
+                self._heard.append(message)
+
+
+async def end(record: RuntimeRecord, grace_s: float) -> None:
+    """Stop the process of the record (TERM, then KILL) if it is still that one, and remove its sockets."""
+    loop = asyncio.get_running_loop()
+    for step, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_S)):
+        if not is_same(record.pid, record.start_time):
+            break
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(record.pid, step)
+            os.killpg(record.pid, signal.SIGCONT)  # a stopped one takes TERM only when it goes on
+        until = loop.time() + wait_s
+        while loop.time() < until:
+            if not is_same(record.pid, record.start_time):
+                break
+            await asyncio.sleep(POLL_S)
+    reap(record.pid)
+    for path in (record.socket, record.adopt_socket):
+        with contextlib.suppress(OSError):
+            os.unlink(path)

@@ -1,0 +1,47 @@
+"""`workers.json` in the runtime folder: the workers that a later parent may adopt. Mode 0600: it holds their nonces."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from shared.control import LaunchModel
+
+NAME = "workers.json"
+
+
+class RuntimeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One live worker. `pid` and `start_time` together name its process; numbers alone are given out again."""
+
+    name: str  # of its supervisor; the beginning of its sockets' names
+    pid: int
+    start_time: float
+    socket: str
+    adopt_socket: str
+    nonce: str
+    wire: int
+    version: str
+    launch: LaunchModel
+    command: list[str]
+    epoch: int
+    footprint: int = 0  # bytes
+
+
+def write(path: Path, records: Sequence[RuntimeRecord]) -> None:
+    """Replace the file, whole or not at all. Raises OSError."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(records))
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def read(path: Path) -> list[RuntimeRecord]:
+    """What an earlier parent wrote; nothing where there is nothing that can be read (its workers then leave)."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[RuntimeRecord])
+    except (OSError, msgspec.MsgspecError):
+        return []
