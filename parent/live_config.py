@@ -7,15 +7,12 @@ restart keep the value they had at the start (`pending` names them); all others 
 import errno
 import os
 import threading
-import tomllib
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import tomlkit
-import tomlkit.exceptions
 
 from parent.config import Resolved, Settings, fields, load_settings, near_setting, parse_file, read_text
 from parent.model_options import ModelOptions
@@ -64,6 +61,9 @@ class LiveConfig:
         self._resolved = self._load()
         self._settings = self._resolved.settings
         self.on_change: list[Callable[[Change], None]] = []
+        self.checks: list[
+            Callable[[Resolved], None]
+        ] = []  # raise `Refused` for what must not come into force
 
     @property
     def settings(self) -> Settings:
@@ -95,6 +95,7 @@ class LiveConfig:
     def reload(self) -> Change:
         """Read the file again. Raises `Refused`, everything staying as it was, where it is broken."""
         before, after = self._resolved, self._load()
+        self._check(after)
         changed = [
             name for name in fields() if getattr(before.settings, name) != getattr(after.settings, name)
         ]
@@ -136,7 +137,7 @@ class LiveConfig:
                 elif name not in fields() and not name.startswith("models."):
                     raise bad(name, REQUEST, f"there is no such setting{near_setting(name)}")
             new = edited(old, values)
-            self._load(new)  # all of it, the flags over it: what would not start is not written
+            self._check(self._load(new))  # all of it, the flags over it: what would not start is not written
             if new != old:
                 _replace(file, new)
 
@@ -163,6 +164,10 @@ class LiveConfig:
             needs = "nothing"
         note = "in force after a restart" if needs == "restart" else ""
         return PatchResult(name, value, effective, origin, needs, note)
+
+    def _check(self, resolved: Resolved) -> None:
+        for check in self.checks:
+            check(resolved)
 
     def _load(self, text: str | None = None) -> Resolved:
         return load_settings(self._flags, self._environ, home=self._home, text=text)
@@ -193,6 +198,11 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
 
 def edited(text: str, values: dict[str, Any]) -> str:
     """The TOML text with the values set, comments and order kept. Raises `Refused`."""
+    import tomllib  # here: together they cost every command 25 ms, and only a server ever edits
+
+    import tomlkit
+    import tomlkit.exceptions
+
     nested: dict[str, Any] = {}
     for name, value in values.items():
         if name.startswith("models."):

@@ -23,6 +23,9 @@ def _no_settings_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         if name.startswith("MLXD_") and not name.startswith("MLXD_TEST_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("MLXD_DATA_DIR", str(tmp_path / "data"))
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))  # there is none: no models of the user in a listing
 
 
 @pytest.fixture(scope="session")

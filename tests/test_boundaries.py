@@ -104,6 +104,7 @@ PURE = [
     "parent.config",
     "parent.library.families",
     "parent.library.fit",
+    "parent.library.names",
     "parent.workers.states",
     "parent.workers.restarts",
     "parent.workers.watchdog",

@@ -18,10 +18,12 @@ from typing import Literal
 import msgspec
 
 from parent.commands import options
-from parent.commands.machine import memory_bytes, mlx_device, mlx_version, port_is_free
+from parent.commands.finding import library_of
+from parent.commands.machine import mlx_device, port_is_free
 from parent.commands.running import find_running
-from parent.config import Settings
-from parent.library.catalog import models_dir, scan
+from parent.config import Resolved, Settings
+from parent.library.machine import find_device, memory_bytes, mlx_version
+from parent.library.roots import models_dir
 from parent.library.starter import STARTER
 from parent.workers.blas import choose
 from shared.errors import Refused
@@ -48,7 +50,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     resolved = options.resolve(args)
     settings = resolved.settings
-    checks = [*_software(), *_blas(settings), *_data(settings), _port(settings), _models(settings)]
+    checks = [
+        *_software(settings.memory_budget_bytes),
+        *_blas(settings),
+        *_data(settings),
+        _port(settings),
+        _models(resolved),
+    ]
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(checks)).decode())
     else:
@@ -59,13 +67,18 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(check.state == "broken" for check in checks) else 0
 
 
-def _software() -> list[Check]:
+def _software(budget_bytes: int) -> list[Check]:
     system = f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores"
     checks = [
         Check("mlxd", "ok", f"{VERSION}, {Path(__file__).resolve().parents[2]}"),
         Check("python", "ok", f"{platform.python_version()}, {sys.executable}"),
         Check("system", "ok", f"{system}, {format_bytes(memory_bytes())} of memory"),
     ]
+    room = find_device(budget_bytes)
+    for_models = (
+        f"{format_bytes(room.budget_bytes)} of {format_bytes(room.memory_bytes)} of {room.budget_name}"
+    )
+    checks.append(Check("models get", "ok", for_models))
     version = mlx_version()
     if not version:
         extra = "" if sys.platform == "darwin" else "[cpu]"
@@ -111,13 +124,16 @@ def _port(settings: Settings) -> Check:
     return Check("port", "advice", f"{settings.host}:{settings.port} is taken", todo)
 
 
-def _models(settings: Settings) -> Check:
-    entries = scan(settings.data_dir)
+def _models(resolved: Resolved) -> Check:
+    entries = library_of(resolved.settings, resolved.models).entries
     if not entries:
-        return Check("models", "advice", f"none in {models_dir(settings.data_dir)}", "mlxd pull starter")
+        folder = models_dir(resolved.settings.data_dir)
+        return Check("models", "advice", f"none in {folder}", "mlxd pull starter")
     useless = [entry for entry in entries if entry.error]
     if useless:
         what = "cannot be served" if useless[0].unsupported else "broken"
         todo = f"mlxd rm {useless[0].id}" + ("" if useless[0].unsupported else ", or repair it")
+        if useless[0].root != "own":
+            todo = "" if useless[0].unsupported else "download it again"
         return Check("models", "advice", f"{len(useless)} of {len(entries)} {what}: {useless[0].error}", todo)
     return Check("models", "ok", ", ".join(entry.id for entry in entries))

@@ -4,22 +4,20 @@
   mlxd fit starter --context 8192
 
 Weights, the KV caches of all rows at that context, the prefix cache and the widest moment of one step, against
-the memory that there is: what a busy server needs. Exit code 0: fits; 1: does not.
+the memory that models may have: what a busy server needs. Exit code 0: fits; 1: does not.
 """
 
 import argparse
-import re
 
 from parent.commands import options
-from parent.commands.machine import Device, find_device
-from parent.config import Settings
-from parent.library.catalog import ModelEntry, default_entry, float_type, resolve, scan
-from parent.library.fit import CHUNK_CPU, CHUNK_GPU, Fit, Shape, explain, loaded_bytes, transient_bytes
-from shared.checkpoint import inspect, kv_bytes, kv_bytes_per_token, tensors_of
+from parent.commands.finding import library_of, named
+from parent.config import Settings, for_model
+from parent.library.catalog import ModelEntry
+from parent.library.fit import bill, explain
+from parent.library.machine import find_device
 from shared.errors import ErrorCode, refuse
 
 _COUNTED = ("dtype", "max_rows", "prefill_chunk", "prefix_cache_bytes")
-_LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,11 +29,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    settings = options.settings_of(args)
-    entries = scan(settings.data_dir)
-    entry = default_entry(entries) if args.model is None else resolve(args.model, entries)
+    resolved = options.resolve(args)
+    library = library_of(resolved.settings, resolved.models)
+    entry = library.default() if args.model is None else named(library, args.model)
+    settings = for_model(resolved.settings, library.options(entry.id))
     tokens = context_of(settings, entry, args.context)
-    fit = bill(settings, entry, tokens, find_device())
+    fit = bill(
+        entry,
+        tokens,
+        find_device(settings.memory_budget_bytes),
+        dtype=settings.dtype,
+        max_rows=settings.max_rows,
+        prefill_chunk=settings.prefill_chunk,
+        prefix_cache_bytes=settings.prefix_cache_bytes,
+    )
     print(f"{entry.id}, {fit.context} tokens of context")
     print("\n".join(explain(fit)))
     return 0 if fit.fits else 1
@@ -57,38 +64,3 @@ def context_of(settings: Settings, entry: ModelEntry, asked: int | None) -> int:
             ErrorCode.INVALID_REQUEST, f"--context {tokens}: {entry.id} was made for {entry.context}"
         )
     return tokens
-
-
-def bill(settings: Settings, entry: ModelEntry, tokens: int, device: Device) -> Fit:
-    """The arithmetic for one model on one device. Raises `Refused` when the weights are not those of the config."""
-    facts = inspect(entry.path)
-    config = facts.config
-    held = {int(found[1]) for name in tensors_of(facts) if (found := _LAYER.search(name))}
-    if held and len(held) < config["num_hidden_layers"]:
-        raise refuse(
-            ErrorCode.BAD_CHECKPOINT,
-            f"{entry.path / 'config.json'}: num_hidden_layers is {config['num_hidden_layers']}, but the weights "
-            f"hold {len(held)} layers; download the model again",
-        )
-    own = "float32" if device.kind == "cpu" else float_type(facts.dtypes)
-    float32 = (own if settings.dtype == "auto" else settings.dtype) == "float32"
-    element = 4 if float32 else 2
-    chunk = settings.prefill_chunk or (CHUNK_CPU if device.kind == "cpu" else CHUNK_GPU)
-    shape = Shape(
-        hidden=config["hidden_size"],
-        intermediate=config["intermediate_size"],
-        heads=config["num_attention_heads"],
-        vocab=config["vocab_size"],
-    )
-    return Fit(
-        weights_bytes=loaded_bytes(facts.dtypes, float32=float32),
-        context=tokens,
-        rows=settings.max_rows,
-        row_bytes=kv_bytes(facts, tokens, element),
-        kv_bytes_per_token=kv_bytes_per_token(facts, element),
-        prefix_bytes=settings.prefix_cache_bytes,
-        chunk=chunk,
-        transient_bytes=transient_bytes(shape, tokens, chunk, settings.max_rows, scores=device.kind == "cpu"),
-        memory_bytes=device.memory_bytes,
-        memory_name="memory" if device.shares_memory else "GPU memory",
-    )

@@ -15,7 +15,7 @@ from parent.commands import options
 from parent.commands.importing import convert_file
 from parent.commands.running import require_not_served
 from parent.commands.terminal import confirm
-from parent.library.catalog import models_dir
+from parent.library.roots import models_dir
 from shared.errors import ErrorCode, refuse
 from shared.jobs import ImportGguf
 

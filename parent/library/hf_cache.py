@@ -1,0 +1,172 @@
+"""The Hugging Face hub cache, read in place: which models and revisions in it are complete.
+
+Its layout: `models--ORG--NAME/{blobs,refs,snapshots/COMMIT}`. A snapshot is a folder of links into `blobs`; a file
+gets its link once it is downloaded whole. `refs/main` holds the commit of the default branch. While a pull of ours
+runs, `.mlxd-pulling` beside them holds the commit that is not to be seen yet.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from shared.checkpoint import INDEX, SINGLE
+
+PULLING = ".mlxd-pulling"
+_SHARD = re.compile(r"model-\d+-of-(\d+)\.safetensors")
+_READ = (".json", ".safetensors", ".jinja", ".model")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A complete revision. `name`: of the model, with `@REF` or `@COMMIT` unless it is the one meant by default."""
+
+    name: str
+    commit: str
+    path: Path
+
+
+def cache_dir(setting: str, environ: Mapping[str, str], home: Path) -> Path | None:
+    """The cache folder that `hf_cache` means, whether it exists or not; None for `none`.
+
+    `auto` follows `huggingface_hub`: HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub.
+    """
+    if setting == "none":
+        return None
+    if setting != "auto":
+        return _expanded(setting, home)
+    if chosen := environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE"):
+        return _expanded(chosen, home)
+    if chosen := environ.get("HF_HOME"):
+        return _expanded(chosen, home) / "hub"
+    caches = environ.get("XDG_CACHE_HOME")
+    return (_expanded(caches, home) if caches else home / ".cache") / "huggingface" / "hub"
+
+
+def _expanded(path: str, home: Path) -> Path:
+    if path == "~" or path.startswith("~/"):
+        return home / path[2:]
+    return Path(path).absolute()
+
+
+def snapshots(cache: Path) -> Iterator[Snapshot]:
+    """Every complete revision of every model, by name; nothing where there is no such folder."""
+    for folder in _folders(cache):
+        parts = folder.name.split("--")
+        if parts[0] == "models" and len(parts) > 1 and all(parts):
+            yield from _revisions(folder, "/".join(parts[1:]))
+
+
+def _revisions(folder: Path, model: str) -> Iterator[Snapshot]:
+    refs = _refs(folder / "refs")
+    hidden = _read(folder / PULLING)
+    pending = hidden is not None or _pending(folder / "blobs")
+    complete = {
+        each.name: each
+        for each in _folders(folder / "snapshots")
+        if each.name != hidden and _is_complete(each, pending)
+    }
+    if not complete:
+        return
+    default = refs.pop("main", "")
+    if default not in complete:
+        default = max(complete, key=lambda commit: (_changed_ns(complete[commit]), commit))
+    yield Snapshot(model, default, complete[default])
+    labels = {commit: name for name, commit in sorted(refs.items(), reverse=True)}
+    taken: set[str] = set()
+    for commit in sorted(complete.keys() - {default}):
+        label = labels.get(commit, commit[:8])
+        label = commit if label in taken else label
+        taken.add(label)
+        yield Snapshot(f"{model}@{label}", commit, complete[commit])
+
+
+def _refs(folder: Path) -> dict[str, str]:
+    """Name of each ref (`main`, `v1`, `refs/pr/3`) to its commit."""
+    found = {}
+    for place, _, files in os.walk(folder):
+        for file in files:
+            path = Path(place) / file
+            if commit := _read(path):
+                found[path.relative_to(folder).as_posix()] = commit
+    return found
+
+
+def _read(file: Path) -> str | None:
+    """The word in a small file; None without one."""
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+
+
+def _pending(blobs: Path) -> bool:
+    """Whether a file of this model is being downloaded, or was when the download stopped."""
+    try:
+        return any(name.endswith(".incomplete") for name in os.listdir(blobs))
+    except OSError:
+        return False
+
+
+def _is_complete(snapshot: Path, pending: bool) -> bool:
+    """Config, tokenizer and every weight file are there; no link leads nowhere."""
+    try:
+        with os.scandir(snapshot) as items:
+            there = {item.name: item.is_file() for item in items}
+    except OSError:
+        return False
+    if any(
+        name.endswith(_READ) and not is_file and not _is_folder(snapshot / name)
+        for name, is_file in there.items()
+    ):
+        return False
+    if not there.get("config.json") or not any(there.get(name) for name in _TOKENIZERS):
+        return False
+    return _has_weights(snapshot, {name for name, is_file in there.items() if is_file}, pending)
+
+
+def _has_weights(snapshot: Path, files: set[str], pending: bool) -> bool:
+    if SINGLE in files:
+        return True
+    if INDEX in files:
+        named = _named_by_index(snapshot / INDEX)
+        return named <= files  # an index that says nothing is a broken model, and listed as one
+    shards = {name: int(found[1]) for name in files if (found := _SHARD.fullmatch(name))}
+    if shards:
+        return len(shards) == max(shards.values())
+    others = [
+        name
+        for name in files
+        if name.startswith(("model", "pytorch_model")) and name.endswith((".safetensors", ".bin"))
+    ]
+    return bool(others) and not pending  # without an index or numbers nobody knows how many there should be
+
+
+def _named_by_index(index: Path) -> set[str]:
+    try:
+        weight_map = msgspec.json.decode(index.read_bytes())["weight_map"]
+        return {str(name) for name in weight_map.values()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return set()
+
+
+def _folders(root: Path) -> list[Path]:
+    """The folders in `root` by name; those that cannot be looked at are left out."""
+    try:
+        names = sorted(os.listdir(root))
+    except OSError:
+        return []
+    return [root / name for name in names if not name.startswith(".") and _is_folder(root / name)]
+
+
+def _is_folder(path: Path) -> bool:
+    return os.path.isdir(path)
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
