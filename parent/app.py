@@ -1,19 +1,24 @@
 """The composition root: every object is built here once, and every route is visible here."""
 
+import logging
 import platform
+import secrets
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from starlette.routing import BaseRoute, Route, Router
 
 from parent.access import Policy
+from parent.admin.config import Config
+from parent.admin.memory import Memory
+from parent.admin.quarantine import Quarantine
 from parent.admin.workers import Workers
 from parent.bus import Bus
-from parent.config import Settings
 from parent.inference.forward import Forwarder
-from parent.library.catalog import ModelEntry
+from parent.library.library import Library
+from parent.library.machine import Device
+from parent.live_config import Change, LiveConfig
 from parent.pool.pool import Pool
 from parent.protocols import PROTOCOLS
 from parent.routes.front import Front, not_found
@@ -21,58 +26,104 @@ from parent.routes.health import Health
 from parent.routes.inference import InferenceRoute
 from parent.routes.models import Models
 from parent.routes.static import Static
+from parent.workers.runtime_file import RuntimeRecord
 from shared import asgi
+from shared.errors import Refused
+from shared.logs import event
+
+log = logging.getLogger(__name__)
 
 
 class Application:
-    """The parent without its listener: `asgi` is the app, `start` loads the model, `stop` ends the workers."""
+    """The parent without its listener: `asgi` is the app, `start` loads models, `stop` ends the workers.
+
+    `default`: id of the model that a request without a name means, and that is loaded at start ("" = none).
+    """
 
     def __init__(
         self,
-        settings: Settings,
-        models: Sequence[ModelEntry],
+        live: LiveConfig,
+        library: Library,
+        device: Device,
         *,
         runtime_dir: Path,
+        default: str = "",
         worker_command: list[str] | None = None,
         worker_env: dict[str, str] | None = None,
     ) -> None:
+        settings = live.settings
+        self.live = live
+        self.library = library
+        self.boot = secrets.token_hex(8)
         self.bus = Bus()
         self.pool = Pool(
-            models,
+            library,
             settings,
+            device,
             runtime_dir=runtime_dir,
+            default=default,
             worker_command=worker_command,
             worker_env=worker_env,
             on_change=self._publish,
         )
         self.forwarder = Forwarder(self.pool)
-        self.health = Health(self.pool)
+        self.health = Health(self.pool, self.boot)
         self.asgi = Front(
-            Router(routes=self._routes(settings), default=not_found, redirect_slashes=False),
+            Router(routes=self._routes(), default=not_found, redirect_slashes=False),
             Policy(settings.host, settings.allowed_hosts, platform.node()),
         )
+        live.checks.append(lambda resolved: self.pool.check_pins(resolved.settings, resolved.models))
+        live.on_change.append(self._settings_changed)
 
-    def _routes(self, settings: Settings) -> list[BaseRoute]:
+    def _routes(self) -> list[BaseRoute]:
         health, static = self.health, Static()
         models = Models(self.pool, created=int(time.time()))
         workers = Workers(self.pool, self.bus, health.view)
+        memory, config = Memory(self.pool), Config(self.live)
+        quarantine = Quarantine(self.forwarder.quarantine)
         table: list[tuple[str, str, asgi.App]] = [
             ("GET", "/", static.page),
             ("GET", "/static/{name:path}", static.file),
             ("GET", "/health", health.health),
             ("GET", "/ready", health.ready),
             ("GET", "/engine", health.engine),
+            ("GET", "/running", health.running),
             ("GET", "/v1/models", models.all),
+            ("POST", "/v1/models/{id:path}/load", models.load),
+            ("POST", "/v1/models/{id:path}/unload", models.unload),
             ("GET", "/v1/models/{id:path}", models.one),
-            *(("POST", each.path, InferenceRoute(each, self.forwarder, settings)) for each in PROTOCOLS),
+            *(("POST", each.path, InferenceRoute(each, self.forwarder)) for each in PROTOCOLS),
             ("POST", "/admin/workers/{id:path}/restart", workers.restart),
+            ("POST", "/admin/workers/{id:path}/check", workers.check),
             ("GET", "/admin/events", workers.events),
+            ("GET", "/admin/ledger", memory.ledger),
+            ("GET", "/admin/fit", memory.fit),
+            ("GET", "/admin/config", config.show),
+            ("PATCH", "/admin/config", config.patch),
+            ("GET", "/admin/quarantine", quarantine.all),
+            ("DELETE", "/admin/quarantine/{hash}", quarantine.release),
         ]
         return [Route(path, _Endpoint(app), methods=[method]) for method, path, app in table]
 
-    def start(self) -> None:
-        """Load the model, without waiting for it."""
-        self.pool.start()
+    async def start(self, leftovers: list[RuntimeRecord]) -> list[RuntimeRecord]:
+        """Adopt the workers that an earlier parent left, load what is to be loaded, without waiting for it.
+
+        Returns the records of those that were adopted. Raises `Refused` (cannot_fit) for a pinned set over budget.
+        """
+        self.pool.check_pins(self.live.settings, self.live.models)
+        return await self.pool.start(leftovers)
+
+    def reload(self) -> None:
+        """Read the settings file again; what is wrong with it is logged, and changes nothing."""
+        try:
+            self.live.reload()
+        except Refused as refused:
+            event(log, "config.refused", level=logging.ERROR, reason=str(refused))
+
+    def _settings_changed(self, change: Change) -> None:
+        self.pool.settings = self.live.settings
+        self.pool.refresh()
+        self._publish()
 
     def close(self) -> None:
         """Take nothing new: who waits is answered, event streams end, running answers go on."""

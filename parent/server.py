@@ -9,7 +9,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,9 @@ from parent import ports
 from parent.app import Application
 from parent.config import Settings
 from parent.instance import Instance
-from parent.library.catalog import ModelEntry
+from parent.library.library import Library
+from parent.library.machine import Device, find_device
+from parent.live_config import LiveConfig
 from shared.logs import event
 
 log = logging.getLogger(__name__)
@@ -120,23 +122,28 @@ def _is_worth_saying(record: logging.LogRecord) -> bool:
 
 
 def serve(
-    settings: Settings,
-    models: Sequence[ModelEntry],
+    live: LiveConfig,
+    library: Library,
     *,
+    default: str = "",
+    device: Device | None = None,
     worker_command: list[str] | None = None,
     worker_env: dict[str, str] | None = None,
     on_listening: Callable[[str], None] | None = None,
 ) -> int:
-    """Serve `models` (the first is the default) until a signal. Returns the exit code.
+    """Serve the models of `library` until a signal; `default` is loaded at start. Returns the exit code.
 
-    Raises `Refused` when the data folder is served already or the port is taken.
+    Raises `Refused` when the data folder is served already, the port is taken, or the pinned models cannot fit.
     """
+    settings = live.settings
     with Instance(settings.data_dir) as instance:
         listener = ports.bind(settings.host, settings.port)
         with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             application = Application(
-                settings,
-                models,
+                live,
+                library,
+                device or find_device(),
+                default=default,
                 runtime_dir=instance.runtime_dir,
                 worker_command=worker_command,
                 worker_env=worker_env,
@@ -173,7 +180,7 @@ async def _serve(
     for number in SIGNALS:
         if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             loop.add_signal_handler(number, stop, number)
-    application.start()
+    await application.start([])
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         await server.listening.wait()

@@ -1,11 +1,12 @@
 """Small ASGI helpers that both the parent's and the worker's apps need. No framework, no policy."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from shared.errors import ErrorCode, refuse
 
+Headers = Sequence[tuple[bytes, bytes]]
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -72,20 +73,18 @@ async def run_until_gone(receive: Receive, work: Callable[[], Awaitable[None]]) 
         await asyncio.gather(task, watcher, return_exceptions=True)
 
 
-async def respond(
-    send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None
-) -> None:
+async def respond(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
     """One whole response; `content-type` defaults to JSON."""
-    given = headers or []
+    given = list(headers)
     if not any(name == b"content-type" for name, _ in given):
         given = [(b"content-type", b"application/json"), *given]
     await start(send, status, [*given, (b"content-length", str(len(body)).encode())])
     await send({"type": "http.response.body", "body": body})
 
 
-async def start(send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+async def start(send: Send, status: int, headers: Headers) -> None:
     """Send the response head."""
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
 
 
 async def send_chunk(send: Send, body: bytes, *, more: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Operators' routes: restart a worker, and watch every change of state as server-sent events."""
+"""Operators' routes for workers: restart one, look whether it computes, and watch every change as events."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +9,13 @@ from parent.bus import Bus
 from parent.pool.pool import Pool
 from parent.protocols import sse
 from shared import asgi
+from shared.errors import ErrorCode, refuse
+
+CHECK_S = 30.0
 
 
 class Workers:
-    """`POST /admin/workers/{id}/restart` and `GET /admin/events`."""
+    """`POST /admin/workers/{id}/restart`, `POST /admin/workers/{id}/check` and `GET /admin/events`."""
 
     def __init__(self, pool: Pool, bus: Bus, view: Callable[[], dict[str, Any]]) -> None:
         self.pool = pool
@@ -20,11 +23,19 @@ class Workers:
         self.view = view
 
     async def restart(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
-        model = self.pool.resolve(scope["path_params"]["id"])
-        self.pool.restart(model.id)
-        await asgi.respond(
-            send, 202, msgspec.json.encode({"model": model.id, "state": self.pool.supervisor(model.id).state})
-        )
+        entry = self.pool.library.resolve(scope["path_params"]["id"]).entry
+        host = self.pool.restart(entry)
+        answer = {"model": entry.id, "state": host.supervisor.state}
+        await asgi.respond(send, 202, msgspec.json.encode(answer))
+
+    async def check(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        """Deep health: one small forward where the worker is idle, else whether its steps go on. 200 or 503."""
+        entry = self.pool.library.resolve(scope["path_params"]["id"]).entry
+        host = self.pool.hosts.get(entry.id)
+        if host is None or host.supervisor.client is None:
+            raise refuse(ErrorCode.CONFLICT, f"{entry.id} is not loaded, so there is nothing to check")
+        found = await host.supervisor.check(CHECK_S)
+        await asgi.respond(send, 200 if found.ok else 503, msgspec.json.encode(found))
 
     async def events(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """A `snapshot` first (so a lost `Last-Event-ID` loses nothing), then a `state` for every change."""

@@ -1,6 +1,6 @@
-"""Serve a model: the OpenAI-compatible API, the chat page, and a worker that is restarted when it dies.
+"""Serve the models of the library: the OpenAI-compatible API, the chat page, and workers that come back when they die.
 
-  mlxd serve                      the only model, or the starter (which it offers to fetch)
+  mlxd serve                      with the only model, or the starter (which it offers to fetch), loaded at start
   mlxd serve SmolLM2-135M-Instruct --port 9000
   mlxd serve ~/models/my-llama    a model folder anywhere
 
@@ -19,6 +19,7 @@ from parent.commands.leaving import leave_with
 from parent.commands.terminal import is_interactive
 from parent.config import fields
 from parent.library.catalog import ModelEntry
+from parent.library.library import Library
 from parent.server import serve
 from parent.workers.blas import choose, worker_env
 from shared import logs
@@ -42,8 +43,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.leave_with_fd is not None:
         leave_with(args.leave_with_fd)
-    settings = options.settings_of(args, **({"model": args.name} if args.name else {}))
-    entry = choose_model(settings, yes=args.yes)
+    live = options.live_of(args, **({"model": args.name} if args.name else {}))
+    settings = live.settings
+    entry = choose_model(settings, yes=args.yes, models=live.models)
     if entry.error:
         raise refuse(ErrorCode.BAD_CHECKPOINT, f"cannot serve {entry.id}: {entry.error}")
     as_json = {"auto": None, "plain": False, "json": True}[settings.log_format]
@@ -52,7 +54,12 @@ def run(args: argparse.Namespace) -> int:
     if advice := choose(settings).advice:
         print(f"mlxd: note: the worker gets a slow BLAS; {advice}", file=sys.stderr)
     opens = is_desktop(os.environ) and is_interactive() if args.open is None else args.open
-    return serve(settings, [entry], worker_env=env, on_listening=announcement(entry, opens=opens))
+    library = Library(lambda: live.settings, lambda: live.models)
+    library.scan()
+    entry = library.add(entry)
+    return serve(
+        live, library, default=entry.id, worker_env=env, on_listening=announcement(entry, opens=opens)
+    )
 
 
 def is_desktop(environ: os._Environ[str] | dict[str, str]) -> bool:

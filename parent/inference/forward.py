@@ -7,6 +7,7 @@ out always matches the ids that are kept, so a request can go on exactly where i
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,8 +15,9 @@ from parent.inference.quarantine import Quarantine, request_hash
 from parent.inference.record import Record
 from parent.inference.states import Event, State, advance
 from parent.library.catalog import ModelEntry
+from parent.pool.lease import Lease
 from parent.pool.pool import Pool
-from parent.workers.client import WorkerClient, WorkerLost
+from parent.workers.client import WorkerLost
 from shared import logs, wire
 from shared.errors import ErrorCode, Refused, refuse
 
@@ -27,6 +29,14 @@ _CONTENT = (wire.Text, wire.Reasoning)
 _OPENING = (wire.Started, wire.Prefill)
 
 
+class Order(NamedTuple):
+    """Whom a request is for, whose it is, and how long it wants its model kept (None = as configured)."""
+
+    entry: ModelEntry
+    client: str = ""
+    keep_alive_s: float | None = None
+
+
 class Forwarder:
     """What every request needs: the pool and the quarantine."""
 
@@ -34,30 +44,35 @@ class Forwarder:
         self.pool = pool
         self.quarantine = Quarantine()
 
-    async def forward(
-        self, model: ModelEntry, request: wire.GenerateRequest, emit: Emit, record: Record
-    ) -> None:
+    async def forward(self, order: Order, request: wire.GenerateRequest, emit: Emit, record: Record) -> None:
         """Hand the answer's events to `emit` in batches, never an empty one; the last event is `Finish`.
 
         `record` learns what happened. Raises `Refused` where there is no answer, or no more of it. Cancel it to
         cancel the request.
         """
-        key = request_hash(request)
-        held_s = self.quarantine.held_s(key, time.monotonic())
-        if held_s:
+        key = request_hash(request, order.entry.id)
+        if self.quarantine.holds(key):
             raise refuse(
                 ErrorCode.QUARANTINED,
-                "this very request was in flight at two worker deaths; it is refused for another "
-                f"{held_s:.0f} s, or until it is changed",
+                "this very request was in flight at two worker deaths and is refused; change it, or release it "
+                f"with DELETE /admin/quarantine/{key.hex()}",
             )
+        lease = self.pool.ask(order.entry, order.client, order.keep_alive_s)
+        record.lease = lease
+        try:
+            await self._run(lease, request, emit, record, key)
+        finally:
+            lease.release()
+
+    async def _run(
+        self, lease: Lease, request: wire.GenerateRequest, emit: Emit, record: Record, key: bytes
+    ) -> None:
         state = advance(State.RECEIVED, Event.ACCEPT)
         kept = Kept()
         losses = misses = tries = 0  # losses: in a row, without new content
         known = 0  # ids at the last loss
-        client: WorkerClient | None = None
         while True:
-            lease = await self.pool.acquire(model, lost=client)
-            client = lease.client
+            client = await lease.grant()
             state = advance(state, Event.GRANT)
             in_line = False  # accepted by the worker, but not running yet: its death is not ours
             try:
@@ -93,7 +108,7 @@ class Forwarder:
                 known = len(kept.ids)
                 if lost.reached and not in_line:
                     losses += 1
-                    self.quarantine.death(key, client.socket_path, time.monotonic())
+                    self.quarantine.death(key, client.socket_path, time.monotonic(), lease.host.entry.id)
                 elif misses >= MAX_MISSES:
                     losses += 1
                 else:
@@ -117,7 +132,6 @@ class Forwarder:
                 kept.begin_again()
             finally:
                 record.tokens = len(kept.ids)
-                lease.release()
 
 
 class Kept:

@@ -1,6 +1,7 @@
-"""Requests that were in flight at the deaths of two workers are refused for a while. Pure: time is an argument.
+"""Requests that were in flight at the deaths of two workers are refused until somebody releases them. Pure.
 
-The same request is known again by a hash of what the model would see; its id and a drawn seed do not count.
+The same request is known again by a hash of what the model would see; its id and a drawn seed do not count. One
+death alone is forgotten after a while.
 """
 
 import hashlib
@@ -11,39 +12,60 @@ import msgspec
 from shared import wire
 
 DEATHS = 2
-HOLD_S = 300.0
+REMEMBER_S = 300.0
 MAX_ENTRIES = 1024
 
 
-def request_hash(request: wire.GenerateRequest) -> bytes:
-    """16 bytes; equal for equal prompts, sampling, limits and stops."""
-    seen = (request.prompt, request.sampling, request.max_tokens, request.stop)
+def request_hash(request: wire.GenerateRequest, model: str) -> bytes:
+    """16 bytes; equal for equal prompts, sampling, limits and stops, asked of one model."""
+    seen = (model, request.prompt, request.sampling, request.max_tokens, request.stop)
     return hashlib.blake2b(msgspec.json.encode(seen), digest_size=16).digest()
+
+
+class Case(msgspec.Struct, frozen=True):
+    """One request and the workers that died with it."""
+
+    workers: frozenset[str]
+    model: str
+    at: float  # of the last death, on the caller's clock
+
+    @property
+    def is_held(self) -> bool:
+        return len(self.workers) >= DEATHS
 
 
 class Quarantine:
     """Which workers died with which request. A death counts once, however many equal requests were there."""
 
     def __init__(self) -> None:
-        self._deaths: OrderedDict[bytes, tuple[frozenset[str], float]] = OrderedDict()
+        self._cases: OrderedDict[bytes, Case] = OrderedDict()
 
-    def death(self, key: bytes, worker: str, now: float) -> None:
+    def death(self, key: bytes, worker: str, now: float, model: str = "") -> None:
         """`worker`, a name of no other worker, had the request when it died."""
-        workers, _ = self._live(key, now)
-        self._deaths[key] = (workers | {worker}, now + HOLD_S)
-        self._deaths.move_to_end(key)
-        if len(self._deaths) > MAX_ENTRIES:
-            self._deaths.popitem(last=False)
+        known = self._cases.get(key)
+        if known is None or (not known.is_held and known.at + REMEMBER_S < now):
+            known = Case(frozenset(), model, now)
+        self._cases[key] = Case(known.workers | {worker}, model, now)
+        self._cases.move_to_end(key)
+        if len(self._cases) > MAX_ENTRIES:
+            self._cases.popitem(last=False)
 
     def survived(self, key: bytes) -> None:
         """The request was answered, or went on, after all: it was not the cause."""
-        self._deaths.pop(key, None)
+        self._cases.pop(key, None)
 
-    def held_s(self, key: bytes, now: float) -> float:
-        """Seconds for which the request is still refused; 0 = it may run."""
-        workers, until = self._live(key, now)
-        return until - now if len(workers) >= DEATHS else 0.0
+    def holds(self, key: bytes) -> bool:
+        """Whether the request is refused."""
+        case = self._cases.get(key)
+        return case is not None and case.is_held
 
-    def _live(self, key: bytes, now: float) -> tuple[frozenset[str], float]:
-        workers, until = self._deaths.get(key, (frozenset(), 0.0))
-        return (workers, until) if until > now else (frozenset(), 0.0)
+    def release(self, key: bytes) -> bool:
+        """Let the request run again; False when it was not held."""
+        if not self.holds(key):
+            return False
+        del self._cases[key]
+        return True
+
+    def held(self) -> list[tuple[bytes, Case]]:
+        """What is refused, the newest last."""
+        return [(key, case) for key, case in self._cases.items() if case.is_held]

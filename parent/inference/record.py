@@ -3,6 +3,7 @@
 import logging
 import time
 
+from parent.pool.lease import Lease
 from shared import logs, wire
 
 log = logging.getLogger(__name__)
@@ -17,8 +18,13 @@ class Record:
         self.end = "cut"
         self.finish: wire.Finish | None = None
         self.tokens = 0  # handed out
+        self.lease: Lease | None = None
         self._began = time.monotonic()
         self._first_s: float | None = None
+
+    def status(self) -> str:
+        """What the request waits for, for a person; "" when it does not wait."""
+        return self.lease.status() if self.lease is not None else ""
 
     def first_token(self) -> None:
         """Content is there. Only the first time counts."""

@@ -12,12 +12,15 @@ from parent.protocols.base import Answer, CompletionStreamProtocol, Meta, Protoc
 from shared import asgi, wire
 from shared.errors import Failure, Refused
 
+NEWS_S = 1.0
 Emit = Callable[[list[wire.Event]], Awaitable[None]]
 Work = Callable[[Emit], Awaitable[None]]
 """A request: it hands its events to `Emit` and raises `Refused` where there are no more."""
 
 
-async def send_answer(send: asgi.Send, protocol: Protocol, meta: Meta, work: Work) -> None:
+async def send_answer(
+    send: asgi.Send, protocol: Protocol, meta: Meta, work: Work, headers: asgi.Headers = ()
+) -> None:
     """The whole answer as JSON, or the failure."""
     whole = Answer()
 
@@ -29,7 +32,7 @@ async def send_answer(send: asgi.Send, protocol: Protocol, meta: Meta, work: Wor
     except Refused as refused:
         await send_failure(send, protocol, refused.failure)
         return
-    await asgi.respond(send, 200, protocol.answer(meta, whole))
+    await asgi.respond(send, 200, protocol.answer(meta, whole), headers)
 
 
 async def send_failure(send: asgi.Send, protocol: Protocol, failure: Failure) -> None:
@@ -39,13 +42,22 @@ async def send_failure(send: asgi.Send, protocol: Protocol, failure: Failure) ->
 
 
 async def send_stream(
-    send: asgi.Send, body_send: asgi.Send, protocol: Protocol, meta: Meta, work: Work, keepalive_s: float
+    send: asgi.Send,
+    body_send: asgi.Send,
+    protocol: Protocol,
+    meta: Meta,
+    work: Work,
+    *,
+    keepalive_s: float,
+    status: Callable[[], str] = lambda: "",
+    headers: asgi.Headers = (),
 ) -> None:
     """The answer as it comes: one send per batch of events.
 
-    `body_send` takes the pieces of the body; it may be the server's own, past what only looks at headers.
+    `body_send` takes the pieces of the body; it may be the server's own, past what only looks at headers. `status`
+    says what a silent request waits for; it goes into the comments that keep the connection alive.
     """
-    stream = _Stream(send, body_send, protocol.stream(meta), keepalive_s)
+    stream = _Stream(send, body_send, protocol.stream(meta), keepalive_s, status, headers)
     try:
         await work(stream.emit)
         last = stream.last
@@ -69,12 +81,16 @@ class _Stream:
         body_send: asgi.Send,
         encoder: CompletionStreamProtocol,
         keepalive_s: float,
+        status: Callable[[], str],
+        headers: asgi.Headers,
     ) -> None:
         self.encoder = encoder
         self.started = False
         self.last = b""  # the terminal frames, kept back for the last write
         self._start, self._send = send, body_send
         self._keepalive_s = keepalive_s
+        self._status = status
+        self._headers = [*sse.HEADERS, *headers]
         self._quiet = True
         self._keeper = asyncio.get_running_loop().create_task(self._keep_alive())
 
@@ -95,7 +111,7 @@ class _Stream:
         self._quiet = False
         if not self.started:
             self.started = True
-            await asgi.start(self._start, 200, sse.HEADERS)
+            await asgi.start(self._start, 200, self._headers)
         await self._send({"type": "http.response.body", "body": frames, "more_body": more})
 
     def stop(self) -> None:
@@ -103,9 +119,19 @@ class _Stream:
         self._keeper.cancel()
 
     async def _keep_alive(self) -> None:
-        """A whole period without a write means silence. A client that does not read holds this up, rightly."""
+        """A whole period without a write means silence. A client that does not read holds this up, rightly.
+
+        Once the headers have left, news of the queue and of the load follow within a second.
+        """
+        said = ""
         while True:
             self._quiet = True
             await asyncio.sleep(self._keepalive_s)
-            if self._quiet:
-                await self.write(sse.KEEP_ALIVE)
+            while self._quiet:
+                said = self._status()
+                await self.write(sse.comment(said) if said else sse.KEEP_ALIVE)
+                self._quiet = True
+                waited = 0.0
+                while self._quiet and waited < self._keepalive_s and self._status() == said:
+                    await asyncio.sleep(min(NEWS_S, self._keepalive_s))
+                    waited += NEWS_S

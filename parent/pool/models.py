@@ -1,28 +1,53 @@
-"""How a client's name finds one of the models that are served. Pure."""
+"""How a client's name finds a model, and what serves a name that nobody has, where that was opted for. Pure."""
 
-import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from parent.library.catalog import ModelEntry
+from parent.library.names import Found
+from parent.model_options import Profile
 from shared.errors import ErrorCode, Refused, refuse
 
-
-def resolve(models: Sequence[ModelEntry], name: str) -> ModelEntry:
-    """The model of this name; "" is the first. Raises `Refused` (model_not_found) with near matches."""
-    if not name:
-        return models[0]
-    for model in models:
-        if name == model.id or name in model.aliases:
-            return model
-    raise not_found(models, name)
+RESIDENT = "resident"
 
 
-def not_found(models: Sequence[ModelEntry], name: str) -> Refused:
-    """What to raise for an unknown name: it says what is served."""
-    known = {each.lower(): each for model in models for each in (model.id, *model.aliases)}
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    guess = f"; did you mean {' or '.join(known[each] for each in near)}?" if near else "."
-    served = ", ".join(" = ".join([model.id, *model.aliases]) for model in models)
-    return refuse(
-        ErrorCode.MODEL_NOT_FOUND, f"there is no model {name!r} here{guess} Served: {served}", param="model"
-    )
+class Choice(NamedTuple):
+    """The model of a request. `is_fallback`: not the one that was asked for."""
+
+    entry: ModelEntry
+    profile: Profile | None = None
+    is_fallback: bool = False
+
+
+def choose(
+    name: str,
+    resolve: Callable[[str], Found],
+    *,
+    default: str,
+    fallback: str,
+    residents: Sequence[ModelEntry],
+) -> Choice:
+    """The model of this name; "" means the default. Raises `Refused` (model_not_found) with near matches.
+
+    `fallback` "" = none; `resident` = the last used of `residents`, else the default; else a model's name. Either
+    prefers a resident model over loading one.
+    """
+    asked = name or default
+    if not asked:
+        raise refuse(
+            ErrorCode.MODEL_NOT_FOUND,
+            "the request names no model, and there is no default here",
+            param="model",
+        )
+    try:
+        found = resolve(asked)
+    except Refused as unknown:
+        if not fallback or unknown.failure.code is not ErrorCode.MODEL_NOT_FOUND:
+            raise
+        if residents:
+            return Choice(residents[0], None, is_fallback=True)
+        if fallback == RESIDENT and not default:
+            raise
+        found = resolve(default if fallback == RESIDENT else fallback)
+        return Choice(found.entry, found.profile, is_fallback=True)
+    return Choice(found.entry, found.profile)

@@ -96,9 +96,7 @@ class _Planner:
             return
         if slot.unload_from is not None and slot.phase in (Phase.LOADING, Phase.READY):
             self._evict(slot, "unload")
-        elif slot.waiting:
-            return
-        elif slot.is_pinned:
+        elif slot.waiting or slot.is_pinned:
             return
         elif slot.phase is Phase.LOADING and slot.kept_since is None:
             if self._is_due(slot.empty_since + self.policy.abandon_s):

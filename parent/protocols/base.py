@@ -24,9 +24,13 @@ class DecodedRequest(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool = False
     sampling: wire.Sampling = wire.Sampling()
     max_tokens: int | None = None
+    max_context: int = 0  # tokens of prompt and answer; 0 = the model's
     stop: list[str] = []
     seed: int | None = None
     split_reasoning: bool = True
+    keep_alive_s: float | None = (
+        None  # how long the model stays once idle; inf = for ever, None = as configured
+    )
 
     def to_generate(self, request_id: str, seed: int) -> wire.GenerateRequest:
         """What the worker is asked; `seed` counts where the client gave none."""
@@ -36,6 +40,7 @@ class DecodedRequest(msgspec.Struct, frozen=True, kw_only=True):
             seed=self.seed if self.seed is not None else seed,
             sampling=self.sampling,
             max_tokens=self.max_tokens,
+            max_context=self.max_context,
             stop=self.stop,
             split_reasoning=self.split_reasoning,
         )

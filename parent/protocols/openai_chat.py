@@ -62,6 +62,7 @@ def decode(body: bytes) -> DecodedRequest:
         max_tokens=openai_fields.clamped(limit if limit is not None else asked.max_tokens),
         stop=openai_fields.stops(asked),
         seed=openai_fields.seed(asked),
+        keep_alive_s=openai_fields.kept_for(asked.keep_alive),
     )
 
 

@@ -45,6 +45,7 @@ def decode(body: bytes) -> DecodedRequest:
         max_tokens=openai_fields.clamped(asked.max_tokens),
         stop=openai_fields.stops(asked),
         seed=openai_fields.seed(asked),
+        keep_alive_s=openai_fields.kept_for(asked.keep_alive),
         split_reasoning=False,
     )
 

@@ -4,6 +4,7 @@ Fields that would change the result and that this server does not have are refus
 unknown fields are ignored, as clients send many.
 """
 
+import math
 import re
 from typing import Any, TypeVar
 
@@ -13,10 +14,12 @@ from parent.protocols import base, limits
 from parent.protocols.limits import shown
 from shared import wire
 from shared.errors import ErrorCode, Failure, Refused, refuse
+from shared.units import parse_seconds
 
 MAX_STOPS = 4
 MAX_TEMPERATURE = 5.0
 MAX_INT = (1 << 63) - 1
+FOREVER = math.inf
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -39,6 +42,7 @@ class CommonBody(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     n: int | None = None
+    keep_alive: float | str | None = None
     # not here yet: accepted only with the value that changes nothing
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -242,3 +246,17 @@ def error(failure: Failure) -> tuple[int, bytes]:
 def finish_reason(finish: wire.Finish) -> str:
     """OpenAI has no word for a cancelled answer; nobody is there to read it either."""
     return "stop" if finish.reason == "cancelled" else finish.reason
+
+
+def kept_for(asked: float | str | None) -> float | None:
+    """`keep_alive`: seconds that the model stays once idle, a number or a duration; 0 = not at all.
+
+    Negative = for ever, None = as configured. Raises `Refused`.
+    """
+    if isinstance(asked, str):
+        try:
+            seconds = parse_seconds(asked)
+        except ValueError as error:
+            raise invalid("keep_alive", str(error)) from None
+        return FOREVER if seconds is None else seconds
+    return FOREVER if asked is not None and asked < 0 else asked

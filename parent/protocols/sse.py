@@ -42,8 +42,8 @@ def named(event: str, payload: Any, event_id: int | None = None) -> bytes:
 
 
 def comment(text: str) -> bytes:
-    """What clients skip but connections notice."""
-    return f": {text}\n\n".encode()
+    """What clients skip but connections notice. One line, whatever the text."""
+    return f": {' '.join(text.split())}\n\n".encode()
 
 
 def prefill_comments(events: list[wire.Event]) -> list[bytes]:

@@ -1,12 +1,13 @@
 """One handler for all of `parent/protocols`: decode, resolve the model, forward, reply."""
 
 import asyncio
+import hashlib
 import secrets
 import time
 import uuid
 
-from parent.config import Settings
-from parent.inference.forward import Emit, Forwarder
+from parent.inference.forward import Emit, Forwarder, Order
+from parent.inference.profiles import apply
 from parent.inference.record import Record
 from parent.inference.reply import send_answer, send_failure, send_stream
 from parent.protocols.base import Meta, Protocol
@@ -19,10 +20,9 @@ DECODE_HERE = 64 * 1024  # bytes; a longer body is decoded in a thread, beside t
 class InferenceRoute:
     """The ASGI app of one protocol."""
 
-    def __init__(self, protocol: Protocol, forwarder: Forwarder, settings: Settings) -> None:
+    def __init__(self, protocol: Protocol, forwarder: Forwarder) -> None:
         self.protocol = protocol
         self.forwarder = forwarder
-        self.settings = settings
 
     async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         record = Record()
@@ -37,7 +37,7 @@ class InferenceRoute:
     async def _answer(
         self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send, record: Record
     ) -> None:
-        protocol, settings = self.protocol, self.settings
+        protocol, settings = self.protocol, self.forwarder.pool.settings
         try:
             body = await asgi.read_body(
                 receive,
@@ -50,30 +50,51 @@ class InferenceRoute:
             else:
                 asked = await asyncio.to_thread(protocol.decode, body)
             del body
-            model = self.forwarder.pool.resolve(asked.model)
+            found = self.forwarder.pool.find(asked.model)
         except Refused as refused:
             record.end = refused.failure.code
             await send_failure(send, protocol, refused.failure)
             return
-        record.model, record.stream = model.id, asked.stream
-        meta = Meta(uuid.uuid4().hex, int(time.time()), asked.model or model.id, asked.include_usage)
+        record.model, record.stream = found.entry.id, asked.stream
+        named = asked.model if asked.model and not found.is_fallback else found.entry.id
+        headers = [(b"x-mlxd-fallback", found.entry.id.encode())] if found.is_fallback else []
+        meta = Meta(uuid.uuid4().hex, int(time.time()), named, asked.include_usage)
+        asked = apply(asked, found.profile)
         request = asked.to_generate(scope["request_id"], secrets.randbits(63))
+        order = Order(found.entry, client_of(scope), asked.keep_alive_s)
 
         async def forward(emit: Emit) -> None:
             try:
-                await self.forwarder.forward(model, request, emit, record)
+                await self.forwarder.forward(order, request, emit, record)
             except Refused as refused:
                 record.end = refused.failure.code
                 raise
 
         async def work() -> None:
             if asked.stream:
-                await send_stream(send, scope["body_send"], protocol, meta, forward, settings.keepalive_s)
+                await send_stream(
+                    send,
+                    scope["body_send"],
+                    protocol,
+                    meta,
+                    forward,
+                    keepalive_s=settings.keepalive_s,
+                    status=record.status,
+                    headers=headers,
+                )
             else:
-                await send_answer(send, protocol, meta, forward)
+                await send_answer(send, protocol, meta, forward, headers)
 
         if not await asgi.run_until_gone(receive, work) and record.finish is None:
             record.end = "left"
+
+
+def client_of(scope: asgi.Scope) -> str:
+    """Who asks, for fairness between clients: a hash of the key they send, else their address."""
+    for name, value in scope["headers"]:
+        if name in (b"authorization", b"x-api-key"):
+            return hashlib.blake2b(value, digest_size=8).hexdigest()
+    return str((scope.get("client") or ("",))[0])
 
 
 def declared_length(scope: asgi.Scope) -> int | None:

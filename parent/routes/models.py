@@ -1,48 +1,108 @@
-"""`/v1/models` and `/v1/models/{id}`: what is served, under each of its names, ids with slashes included."""
+"""`/v1/models`, `/v1/models/{id}` and its `load` and `unload`: what can be served, under each of its names."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from parent.library.catalog import ModelEntry
-from parent.pool.models import not_found
+from parent.pool.desk import Phase
+from parent.pool.host import Host
 from parent.pool.pool import Pool
+from parent.pool.refusal import refusal
+from parent.protocols.openai_fields import kept_for
 from shared import asgi, wire
+from shared.errors import ErrorCode, Refused, refuse
+
+MOST_BYTES = 64 * 1024
+
+
+class LoadBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST …/load`. `wait`: answer only when the model is ready, or cannot be."""
+
+    wait: bool = False
+    keep_alive: float | str | None = None
+
+
+class UnloadBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`POST …/unload`."""
+
+    mode: Literal["drain", "now", "if-idle"] = "drain"
+    wait: bool = False
 
 
 class Models:
-    """The two routes. `created` is the start of the server: a folder has no date of its own to offer."""
+    """The routes. `created` is the start of the server: a folder has no date of its own to offer."""
 
     def __init__(self, pool: Pool, created: int) -> None:
         self.pool = pool
         self.created = created
 
     async def all(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
-        rows = [self._row(model) for model in self.pool.models]
+        rows = [self._row(entry) for entry in self.pool.library.entries if not entry.error]
         await asgi.respond(send, 200, msgspec.json.encode({"object": "list", "data": rows}))
 
     async def one(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
-        name = scope["path_params"]["id"]
-        for model in self.pool.models:
-            if name == model.id or name in model.aliases:
-                await asgi.respond(send, 200, msgspec.json.encode(self._row(model)))
-                return
-        raise not_found(self.pool.models, name)
+        entry = self.pool.library.resolve(scope["path_params"]["id"]).entry
+        await asgi.respond(send, 200, msgspec.json.encode(self._row(entry)))
 
-    def _row(self, model: ModelEntry) -> dict[str, Any]:
-        supervisor = self.pool.supervisor(model.id)
-        facts = supervisor.facts
+    async def load(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        """202 with the state, or with `wait` 200 once it is ready."""
+        body = await read_json(receive, LoadBody)
+        entry = self.pool.library.resolve(scope["path_params"]["id"]).entry
+        host = self.pool.load(entry, kept_for(body.keep_alive))
+        if body.wait:
+            await asgi.run_until_gone(receive, lambda: self._until_loaded(host))
+        await self._say(send, host, 200 if host.slot.phase is Phase.READY else 202)
+
+    async def _until_loaded(self, host: Host) -> None:
+        lease = self.pool.ask(host.entry)
+        try:
+            await lease.grant()
+        finally:
+            lease.release()
+
+    async def unload(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        """202 with the state, or with `wait` 200 once the process has gone and its memory is back."""
+        body = await read_json(receive, UnloadBody)
+        entry = self.pool.library.resolve(scope["path_params"]["id"]).entry
+        host = self.pool.hosts.get(entry.id)
+        if host is None:
+            raise refuse(ErrorCode.CONFLICT, f"{entry.id} is not loaded")
+        leaving = host.supervisor
+        self.pool.unload(host, body.mode)
+        if body.wait:
+            await asgi.run_until_gone(receive, leaving.absent)
+        await self._say(send, host, 200 if host.slot.phase is Phase.ABSENT else 202)
+
+    async def _say(self, send: asgi.Send, host: Host, status: int) -> None:
+        failure = refusal(host.supervisor)
+        if failure is not None and host.slot.phase is Phase.REFUSED:
+            raise Refused(failure)
+        answer = {"model": host.entry.id, "state": host.supervisor.state, "phase": host.slot.phase}
+        await asgi.respond(send, status, msgspec.json.encode(answer))
+
+    def _row(self, entry: ModelEntry) -> dict[str, Any]:
+        host = self.pool.hosts.get(entry.id)
+        facts = host.supervisor.facts if host else None
+        phase = host.slot.phase if host else Phase.ABSENT
         defaults = facts.defaults if facts else wire.Sampling()
+        options = self.pool.library.options(entry.id)
         return {
-            "id": model.id,
+            "id": entry.id,
             "object": "model",
             "created": self.created,
             "owned_by": "mlxd",
-            "aliases": model.aliases,
-            "state": supervisor.state,
-            "context_length": facts.context if facts else model.context,
-            "size_bytes": model.bytes,
-            "family": facts.family if facts else model.family,
+            "aliases": [name for name in self.pool.library.names(entry) if name != entry.id],
+            "profiles": list(options.profiles),
+            "state": host.supervisor.state if host else "absent",
+            "resident": phase is Phase.READY,
+            "loading": phase is Phase.LOADING,
+            "pinned": options.pin,
+            "root": entry.root,
+            "context_length": facts.context if facts else entry.context,
+            "size_bytes": entry.bytes,
+            "quantization": entry.quantization,
+            "family": facts.family if facts else entry.family,
             "capabilities": {
                 "chat": facts.has_chat_template if facts else None,
                 "completions": True,
@@ -60,3 +120,12 @@ class Models:
                 "min_p": defaults.min_p,
             },
         }
+
+
+async def read_json(receive: asgi.Receive, kind: type[Any]) -> Any:
+    """A small JSON body, or the defaults where there is none. Raises `Refused`."""
+    body = await asgi.read_body(receive, MOST_BYTES)
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise refuse(ErrorCode.INVALID_REQUEST, f"the request body: {error}") from None

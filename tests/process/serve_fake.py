@@ -1,32 +1,55 @@
-"""Serve a model directory with the fake worker: `python -m tests.process.serve_fake SETTINGS_JSON MODEL_DIR`.
+"""Serve model directories with the fake worker: `python -m tests.process.serve_fake SETTINGS_JSON MODEL_DIR...`.
 
-Prints the address once it listens. Its exit code and the one line of a refusal are those of `mlxd serve`.
+The first model is `org/fake-1b`, alias `fake`, and the default; the others are called by their folders' names. A
+model's bytes are the `measured_bytes` of its script. Prints the address once it listens. Its exit code and the one line
+of a refusal are those of `mlxd serve`.
 """
 
 import json
 import sys
 from pathlib import Path
 
-from parent.config import Settings
 from parent.library.catalog import ModelEntry
+from parent.library.library import Library
+from parent.library.machine import cpu
+from parent.live_config import LiveConfig
 from parent.server import serve
 from shared import logs
 from shared.errors import Refused
+from tests.fakes import script
 
 COMMAND = [sys.executable, "-P", "-m", "tests.fakes.worker"]
 ROOT = Path(__file__).resolve().parents[2]
+GIB = 1 << 30
+
+
+def entries(folders: list[str]) -> list[ModelEntry]:
+    """One entry a folder."""
+    found = []
+    for number, folder in enumerate(map(Path, folders)):
+        size = script.for_request(script.load(str(folder)), "").measured_bytes
+        names = {"id": "org/fake-1b", "aliases": ["fake"]} if number == 0 else {"id": folder.name}
+        found.append(ModelEntry(path=folder, bytes=size, **names))  # type: ignore[arg-type]
+    return found
 
 
 def main() -> int:
     """As `parent.cli` does it, without the command line."""
-    given = json.loads(sys.argv[1])
-    given["data_dir"] = Path(given["data_dir"])
+    given = {
+        name: ", ".join(value) if isinstance(value, list) else str(value)
+        for name, value in json.loads(sys.argv[1]).items()
+    }
     logs.configure("info", json=True)
-    model = ModelEntry(id="org/fake-1b", path=Path(sys.argv[2]), aliases=["fake"])
     try:
+        live = LiveConfig({"hf_cache": "none"} | given, {}, home=Path(given["data_dir"]))
+        library = Library(lambda: live.settings, lambda: live.models)
+        for entry in entries(sys.argv[2:]):
+            library.add(entry)
         return serve(
-            Settings(**given),
-            [model],
+            live,
+            library,
+            default="org/fake-1b",
+            device=cpu(64 * GIB),
             worker_command=COMMAND,
             worker_env={"PYTHONPATH": str(ROOT)},
             on_listening=lambda url: print(url, flush=True),

@@ -54,7 +54,7 @@ def test_the_openai_sdk_chats_streams_completes_and_lists(tmp_path: Path) -> Non
         listed = client.models.list().data
         assert [model.id for model in listed] == [ID]
         assert client.models.retrieve(ID).id == ID
-        with pytest.raises(openai.NotFoundError, match="no model 'fakee' here; did you mean fake"):
+        with pytest.raises(openai.NotFoundError, match="no model 'fakee'; did you mean fake"):
             client.chat.completions.create(model="fakee", messages=messages)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,75 @@
+"""Operators' routes for memory: the ledger, and the arithmetic of a model that may or may not fit."""
+
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+
+from parent.library.fit import bill
+from parent.pool.pool import Pool
+from shared import asgi
+from shared.errors import ErrorCode, refuse
+
+
+class Memory:
+    """`GET /admin/ledger` and `GET /admin/fit?model=NAME&context=TOKENS`."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+
+    async def ledger(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        view = self.pool.desk.ledger.view()
+        await asgi.respond(send, 200, msgspec.json.encode(view))
+
+    async def fit(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        """Alone on this machine, and beside what is in memory now."""
+        asked = {
+            name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()
+        }
+        entry = self.pool.find(asked.get("model", "")).entry
+        host = self.pool.host(entry)
+        launch = host.recipe.launch
+        context = _tokens(asked.get("context", "")) or launch.max_context or entry.context
+        if not context:
+            raise refuse(
+                ErrorCode.INVALID_REQUEST, f"{entry.id} does not say its context; give one", param="context"
+            )
+        fit = bill(
+            entry,
+            context,
+            self.pool.device,
+            dtype=launch.dtype,
+            max_rows=launch.max_rows,
+            prefill_chunk=launch.prefill_chunk,
+            prefix_cache_bytes=launch.prefix_cache_bytes,
+        )
+        ledger, needs = self.pool.desk.ledger, host.slot.bill
+        never = ledger.never_fits(entry.id, needs, self.pool.desk.pinned_bytes(but=entry.id))
+        report: dict[str, Any] = {
+            "model": entry.id,
+            "context_tokens": context,
+            "fits": fit.fits,
+            "weights_bytes": fit.weights_bytes,
+            "kv_bytes": fit.kv_bytes,
+            "prefix_bytes": fit.prefix_bytes,
+            "transient_bytes": fit.transient_bytes,
+            "total_bytes": fit.needed_bytes,
+            "usable_bytes": fit.usable_bytes,
+            "max_safe_context": min(fit.largest_context, entry.context or fit.largest_context),
+            "loads_with_bytes": needs.least,
+            "would_like_bytes": needs.wish,
+            "free_bytes": ledger.free,
+            "fits_beside": needs.least <= ledger.free,
+            "never": never.message if never else None,
+        }
+        await asgi.respond(send, 200, msgspec.json.encode(report))
+
+
+def _tokens(text: str) -> int:
+    if text and not (text.isdecimal() and int(text) > 0):
+        raise refuse(
+            ErrorCode.INVALID_REQUEST,
+            f"context: {text[:40]!r} is not a number of tokens above 0",
+            param="context",
+        )
+    return int(text or 0)

@@ -1,0 +1,48 @@
+"""What a model will need, before anything is loaded: the bill that the ledger reserves by."""
+
+import msgspec
+
+from parent.library.catalog import ModelEntry
+from parent.library.fit import bill as fit_bill
+from parent.library.fit import kv_bytes_of, runs_wide
+from parent.library.machine import Device
+from parent.pool.ledger import Bill
+from shared.control import LaunchModel
+
+ORDINARY = 4096  # tokens of a request that any loaded model has to be able to take
+GENEROUS = 32768  # tokens of the longest request that is provided for where there is room
+EACH_ROW = 2048  # tokens of a row when all rows are busy
+
+
+def bill_of(entry: ModelEntry, launch: LaunchModel, device: Device) -> Bill:
+    """The bill of `entry` as `launch` would load it. A model that says nothing of itself costs its weights."""
+    if not entry.config:
+        return Bill(weights=entry.bytes, kv_least=launch.kv_bytes, kv_wish=launch.kv_bytes)
+    context = min(filter(None, (launch.max_context, entry.context)), default=ORDINARY)
+    fit = fit_bill(
+        entry,
+        min(context, ORDINARY),
+        device,
+        dtype=launch.dtype,
+        max_rows=launch.max_rows,
+        prefill_chunk=launch.prefill_chunk,
+        prefix_cache_bytes=launch.prefix_cache_bytes,
+    )
+    float32 = runs_wide(entry, device, launch.dtype)
+    one = kv_bytes_of(entry, min(context, GENEROUS), float32)
+    rows = launch.max_rows * kv_bytes_of(entry, min(context, EACH_ROW), float32)
+    return Bill(
+        weights=fit.weights_bytes,
+        transient=fit.transient_bytes,
+        kv_least=launch.kv_bytes or fit.row_bytes,
+        kv_wish=launch.kv_bytes or max(one, rows),
+        prefix_wish=launch.prefix_cache_bytes,
+    )
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """How a model's worker is to be started: what a change of settings can change."""
+
+    launch: LaunchModel  # with the settings' caps; what the ledger grants comes in at the spawn
+    command: tuple[str, ...]
+    signature: str = ""  # of the model's files

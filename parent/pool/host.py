@@ -1,0 +1,88 @@
+"""One model's workers: the one that requests go to, perhaps a successor beside it, and those that leave."""
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from parent.config import Settings
+from parent.library.catalog import ModelEntry
+from parent.model_options import OVER_SETTINGS, ModelOptions
+from parent.pool.desk import Phase, Slot
+from parent.pool.estimate import Recipe
+from parent.pool.ledger import Grant
+from parent.workers.states import State
+from parent.workers.supervisor import Supervisor
+from shared.control import LaunchModel
+from shared.errors import Failure
+
+MakeSupervisor = Callable[[LaunchModel], Supervisor]
+
+
+class Host:
+    """A model of the pool. Its slot in the books has the same life."""
+
+    def __init__(self, entry: ModelEntry, slot: Slot, recipe: Recipe, supervisor: Supervisor) -> None:
+        self.entry = entry
+        self.options = ModelOptions()
+        self.slot = slot
+        self.recipe = recipe  # what the settings say
+        self.running = recipe  # what the worker was started with, or will be
+        self.good: Recipe | None = None  # the last one that became ready
+        self.bad: Recipe | None = None  # the one after it, that did not
+        self.supervisor = supervisor
+        self.successor: Supervisor | None = None
+        self.leaving: list[Supervisor] = []
+        self.starts_afresh = False  # an operator's wish: earlier failures do not count
+        self.comes_back = False  # it leaves only to be loaded again, with other settings
+        self.rollout = ""  # how the last change of settings ended, where it did not go well
+        self.doomed: dict[str, Failure] = {}  # by socket: what a request that is lost there is told
+
+    @property
+    def phase(self) -> Phase:
+        """What the worker's state means to the planner."""
+        return phase_of(self.supervisor)
+
+    @property
+    def supervisors(self) -> list[Supervisor]:
+        successor = [] if self.successor is None else [self.successor]
+        return [self.supervisor, *successor, *self.leaving]
+
+    def prepare(self, supervisor: Supervisor, grant: Grant) -> None:
+        """Tell a supervisor what its next worker is to be."""
+        self.running = self.recipe
+        supervisor.command = list(self.recipe.command)
+        caps = {} if not grant.kv and not grant.prefix else {"kv_bytes": grant.kv}
+        supervisor.launch = replace(
+            self.recipe.launch,
+            **caps,
+            prefix_cache_bytes=min(grant.prefix, self.recipe.launch.prefix_cache_bytes),
+        )
+
+
+def phase_of(supervisor: Supervisor) -> Phase:
+    """A worker's state, in the planner's words."""
+    if supervisor.state is State.READY:
+        return Phase.READY
+    if supervisor.state is State.ABSENT:
+        return Phase.ABSENT
+    if supervisor.state in (State.FAILED, State.EXHAUSTED):
+        return Phase.REFUSED
+    return Phase.LOADING if supervisor.life.wanted else Phase.LEAVING
+
+
+def recipe_of(
+    entry: ModelEntry, options: ModelOptions, settings: Settings, command: list[str], spill_dir: str
+) -> Recipe:
+    """How the settings, with the model's own above them, would start a worker of `entry`."""
+    values = {name: getattr(settings, name) for name in OVER_SETTINGS}
+    values |= {name: given for name in OVER_SETTINGS if (given := getattr(options, name)) is not None}
+    launch = LaunchModel(
+        model_id=entry.id,
+        path=str(entry.path),
+        spill_dir=spill_dir if settings.spill_bytes else "",
+        spill_bytes=settings.spill_bytes,
+        disk_floor_bytes=settings.disk_floor_bytes,
+        grace_s=settings.adopt_grace_s,
+        **values,
+    )
+    return Recipe(launch, (options.python or command[0], *command[1:]), entry.signature)
