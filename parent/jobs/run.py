@@ -10,23 +10,31 @@ from typing import Any
 
 from parent.workers import launcher
 from parent.workers.channel import Channel
+from parent.workers.process import Process
 from parent.workers.states import Limits
 from parent.workers.supervisor import wire_mismatch
 from shared import control
 from shared.errors import ErrorCode, Failure, Refused
 from shared.jobs import JobDone, JobEvent, JobSpec
 
+SILENCE_S = 30.0
+"""Job workers send a heartbeat every second: one that is silent for so long is stopped or hangs."""
+
 
 async def run_job(
     spec: JobSpec,
     output: str | os.PathLike[str],
     *,
+    job_id: str = "",
     on_event: Callable[[JobEvent], None] = lambda _: None,
+    on_fault: Callable[[Failure], None] = lambda _: None,
     worker_command: list[str] | None = None,
     worker_env: dict[str, str] | None = None,
     limits: Limits = Limits(),  # noqa: B008  (frozen)
+    silence_s: float = SILENCE_S,
 ) -> JobDone:
-    """What the job made, once its worker has left. `on_event` gets each event, the last one included.
+    """What the job made, once its worker has left. `on_event` gets each event, the last one included; `on_fault` the
+    reason when a worker that does not start, or says nothing for `silence_s`, is about to be ended.
 
     Raises `Refused` with the job's own failure, or with how its process ended. When the caller is cancelled
     (SIGINT under `asyncio.run`) the worker is told, terminated, killed, and gone before this returns.
@@ -39,42 +47,47 @@ async def run_job(
     except OSError as error:
         said = f"the job's worker could not be started: {error}"
         raise Refused(Failure(ErrorCode.ENGINE_UNAVAILABLE, said)) from None
-    job = _Job(control.LaunchJob(job_id=uuid.uuid4().hex, spec=spec, output=os.fspath(output)), on_event)
+    launch = control.LaunchJob(job_id=job_id or uuid.uuid4().hex, spec=spec, output=os.fspath(output))
+    job = _Job(launch, on_event)
     job.channel = channel = Channel(job.message)
     await channel.open(control_end)
     try:
-        first: list[asyncio.Future[Any]] = [process.exited, job.greeted]
-        await asyncio.wait(first, timeout=limits.hello_s, return_when=asyncio.FIRST_COMPLETED)
-        if job.greeted.done() or process.exited.done():
-            await process.exited
-        else:
-            said = f"the job's worker did not say hello in {limits.hello_s:g} s"
-            job.failure = Failure(ErrorCode.ENGINE_UNAVAILABLE, said)
+        fault = await _watch(process, job, limits, silence_s)
+        if fault is not None:
+            job.failure = job.failure or fault
+            on_fault(fault)
+            if job.greeted.done():
+                process.signal(signal.SIGUSR1)  # where it hangs, into its last words
     finally:
         await asyncio.shield(_end(process, channel, limits))
     code = process.exited.result()
+    if job.done is not None:
+        return job.done
     if job.failure is not None:
         raise Refused(job.failure)
-    if job.done is None:
-        tail = process.tail()
-        last = f": {tail[-1]}" if tail else ""
-        said = f"the job's worker {launcher.describe_exit(code)} before it was done{last}"
-        raise Refused(Failure(ErrorCode.ENGINE_UNAVAILABLE, said))
-    return job.done
+    tail = process.tail()
+    last = f": {tail[-1]}" if tail else ""
+    said = f"the job's worker {launcher.describe_exit(code)} before it was done{last}"
+    raise Refused(Failure(ErrorCode.ENGINE_UNAVAILABLE, said))
 
 
 class _Job:
     """What the messages of one job worker add up to."""
 
     def __init__(self, launch: control.LaunchJob, on_event: Callable[[JobEvent], None]) -> None:
+        loop = asyncio.get_running_loop()
         self.launch = launch
         self.channel: Channel | None = None
-        self.greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.greeted: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()  # it has told its end, and may leave
+        self.heard_at = loop.time()
         self.done: JobDone | None = None
         self.failure: Failure | None = None
+        self._loop = loop
         self._on_event = on_event
 
     def message(self, message: control.FromWorker) -> None:
+        self.heard_at = self._loop.time()
         match message:
             case control.Hello():
                 if not self.greeted.done():
@@ -85,14 +98,43 @@ class _Job:
             case control.JobUpdate(event=event):
                 if isinstance(event, JobDone):
                     self.done = event
+                    self._end()
                 self._on_event(event)
             case control.Fatal(failure=failure):
                 self.failure = self.failure or failure
+                self._end()
             case _:
-                pass  # heartbeats and the like
+                pass  # a heartbeat: it lives
+
+    def _end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
 
 
-async def _end(process: launcher.Process, channel: Channel, limits: Limits) -> None:
+async def _watch(process: Process, job: _Job, limits: Limits, silence_s: float) -> Failure | None:
+    """Returns when the process has left (None), has told its end and does not leave (None), or has a fault."""
+    loop = asyncio.get_running_loop()
+    while not process.exited.done():
+        patience = limits.hello_s if not job.greeted.done() else silence_s
+        if job.ended.done():
+            patience = limits.stop_grace_s
+        left = job.heard_at + patience - loop.time()
+        if left > 0:
+            news: set[asyncio.Future[Any]] = {job.greeted, job.ended}
+            waiting = {process.exited, *(future for future in news if not future.done())}
+            await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        elif job.ended.done():
+            return None
+        elif not job.greeted.done():
+            said = f"the job's worker did not say hello in {limits.hello_s:g} s"
+            return Failure(ErrorCode.ENGINE_UNAVAILABLE, said)
+        else:
+            said = f"the job's worker said nothing for {silence_s:g} s and was ended"
+            return Failure(ErrorCode.ENGINE_UNAVAILABLE, said)
+    return None
+
+
+async def _end(process: Process, channel: Channel, limits: Limits) -> None:
     """The stop ladder, where the process has not left by itself; then its last words."""
     if not process.exited.done():
         channel.send(control.Cancel())

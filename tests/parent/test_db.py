@@ -118,7 +118,7 @@ def test_a_reader_cannot_write(tmp_path: Path) -> None:
 def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
     async def work(db: Database) -> None:
         await db.write(put("private"))
-        for file in tmp_path.glob(f"{NAME}*"):
+        for file in tmp_path.glob(f"{NAME}*"):  # noqa: ASYNC240  (a test)
             assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
 
     before = os.umask(0o000)

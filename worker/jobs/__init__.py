@@ -5,12 +5,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from shared.control import LaunchJob
-from shared.jobs import ImportGguf, JobDone, JobEvent, JobSpec, JobStarted, NoopJob
+from shared.jobs import ImportGguf, JobDone, JobEvent, JobSpec, JobStarted, NoopJob, PullRepo
 from worker.jobs.context import JobContext
 
 KINDS: Mapping[type[JobSpec], str] = {
     NoopJob: "worker.jobs.noop",
     ImportGguf: "worker.jobs.import_gguf",
+    PullRepo: "worker.jobs.pull_repo",
 }
 """Spec to the module whose `run(spec, ctx)` does it; imported when asked for, so that each pays for itself."""
 

@@ -1,0 +1,48 @@
+"""What the queue has to know of each kind of job, beside its Struct in `shared/jobs.py`. Pure."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from shared.jobs import ImportGguf, JobSpec, NoopJob, PullRepo
+
+
+class Kind(NamedTuple):
+    """`resumable`: may be stopped at any time and goes on where it was. `exclusive`: what only one job at a time may
+    touch, as a key; "" = nothing.
+    """
+
+    resumable: bool = False
+    exclusive: Callable[[Any], str] = lambda spec: ""
+
+
+KINDS: dict[type[JobSpec], Kind] = {
+    NoopJob: Kind(),
+    ImportGguf: Kind(),
+    # The hub's names are the same in any case, and so are those of the cache on a Mac.
+    PullRepo: Kind(resumable=True, exclusive=lambda spec: f"pull {spec.repo.lower()}"),
+}
+
+_by_tag = {str(spec.__struct_config__.tag): kind for spec, kind in KINDS.items()}
+_decode = msgspec.json.Decoder(JobSpec).decode
+
+
+def tag_of(spec: JobSpec) -> str:
+    """The name of its kind."""
+    return str(type(spec).__struct_config__.tag)
+
+
+def kind_of(tag: str) -> Kind:
+    """What is known of a kind; one of another version of mlxd is not resumable."""
+    return _by_tag.get(tag, Kind())
+
+
+def exclusive_of(spec: JobSpec) -> str:
+    """What only one job at a time may touch."""
+    return KINDS[type(spec)].exclusive(spec)
+
+
+def decode_spec(data: str | bytes) -> JobSpec:
+    """The spec of a row. Raises msgspec.ValidationError where its kind is of another version of mlxd."""
+    return _decode(data)
