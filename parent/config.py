@@ -34,7 +34,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
         str,
         Meta(
-            description="name or directory of the model to serve; empty = the only one or the starter",
+            description="name or folder of the model that is meant by default; empty = the starter or the first",
             extra=_RESTART,
         ),
     ] = ""

@@ -53,6 +53,17 @@ def toml_value(known: Field) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
+MODELS = [
+    "# What is said of single models comes last, a table for each; docs/settings.md has every key.",
+    '# [models."org/name"]',
+    '# aliases = ["small"]',
+    "# pin = true",
+    '# [models."org/name".profiles.creative]',
+    "# temperature = 1.2",
+    "",
+]
+
+
 def example_toml() -> str:
     """`deploy/config.example.toml`: every setting with its default, commented out."""
     lines = [
@@ -65,7 +76,7 @@ def example_toml() -> str:
             continue
         choices = f" ({', '.join(known.choices)})" if known.choices else ""
         lines += [f"# {known.description}{choices}", f"#{known.name} = {toml_value(known)}", ""]
-    return "\n".join(lines)
+    return "\n".join(lines + MODELS)
 
 
 def updated(text: str) -> str:

@@ -89,7 +89,7 @@ def _refs(folder: Path) -> dict[str, str]:
     for place, _, files in os.walk(folder):
         for file in files:
             path = Path(place) / file
-            if commit := _read(path):
+            if file.isprintable() and (commit := _read(path)):
                 found[path.relative_to(folder).as_posix()] = commit
     return found
 
@@ -158,7 +158,11 @@ def _folders(root: Path) -> list[Path]:
         names = sorted(os.listdir(root))
     except OSError:
         return []
-    return [root / name for name in names if not name.startswith(".") and _is_folder(root / name)]
+    return [
+        root / name
+        for name in names
+        if not name.startswith(".") and name.isprintable() and _is_folder(root / name)
+    ]
 
 
 def _is_folder(path: Path) -> bool:

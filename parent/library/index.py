@@ -56,7 +56,10 @@ class Index:
 
     def keep(self, path: Path, signature: Signature, entry: ModelEntry) -> None:
         """Remember what was read of the folder."""
-        encoded = msgspec.json.encode(entry, enc_hook=str)
+        try:
+            encoded = msgspec.json.encode(entry, enc_hook=str)
+        except ValueError:  # a path that is not UTF-8
+            return
         self._run(
             "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?)",
             path,

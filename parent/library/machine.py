@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_CGROUPS = Path("/sys/fs/cgroup")
 _CUDA = ("mlx-cuda-13", "mlx-cuda-12")
 _BACKENDS = ("mlx-metal", *_CUDA, "mlx-cpu")
 _GIB = 1 << 30
@@ -31,16 +31,37 @@ class Device(msgspec.Struct, frozen=True):
 
 
 def memory_bytes() -> int:
-    """Physical memory, or what a container may use of it where that is less."""
+    """Physical memory, or what a container or a service may use of it where that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for file in _CGROUP_LIMITS:
-        try:
-            limit = Path(file).read_text().strip()
-        except OSError:
+    try:
+        own = Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return total
+    return min([total, *cgroup_limits(own, _CGROUPS)])
+
+
+def cgroup_limits(own: str, root: Path) -> list[int]:
+    """The memory limits of a process' cgroup and of all above it. `own`: its `/proc/PID/cgroup`."""
+    limits = []
+    for line in own.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not controllers:  # version 2
+            base, file = root, "memory.max"
+        elif "memory" in controllers.split(","):
+            base, file = root / "memory", "memory.limit_in_bytes"
+        else:
             continue
-        if limit.isdigit():
-            total = min(total, int(limit))
-    return total
+        place = Path(path.lstrip("/"))
+        # Seen from inside a container the path may be that of the host, and absent; the top is there always.
+        for folder in (place, *place.parents):
+            try:
+                limit = (base / folder / file).read_text().strip()
+            except (OSError, ValueError):
+                continue
+            if limit.isdigit():
+                limits.append(int(limit))
+    return limits
 
 
 def find_device(budget_bytes: int = 0) -> Device:

@@ -76,15 +76,18 @@ def _model_folders(root: Path) -> Iterator[Path]:
 
 
 def _visible_folders(root: Path) -> list[Path]:
+    """By name, links last: of a folder and a link to it, the folder is the model."""
     try:
-        names = sorted(os.listdir(root))
+        names = os.listdir(root)
     except OSError:  # absent, removed meanwhile, or not ours to read: nothing to list
         return []
-    return [
-        root / name
-        for name in names
-        if not name.startswith(".") and name != "lost+found" and os.path.isdir(root / name)
-    ]
+    folders = [root / name for name in names if _may_be_a_name(name) and os.path.isdir(root / name)]
+    return sorted(folders, key=lambda folder: (folder.is_symlink(), folder.name))
+
+
+def _may_be_a_name(name: str) -> bool:
+    """Not hidden, and fit for JSON and a terminal: what is not UTF-8 or holds control characters is neither."""
+    return not name.startswith(".") and name != "lost+found" and name.isprintable()
 
 
 def _looks_like_a_model(folder: Path) -> bool:

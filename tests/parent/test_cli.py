@@ -350,6 +350,31 @@ def test_config_show_names_value_and_origin(data: Path, capsys: pytest.CaptureFi
     assert run("config", "show", "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["queue_limit"] == {"value": 7, "origin": str(data / "mlxd.toml")}
+    assert shown["models"] == {"value": {}, "origin": "default"}
+
+
+def test_config_show_names_what_is_said_of_single_models(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data.mkdir()
+    (data / "mlxd.toml").write_text(
+        '[models."org/m"]\nkeep_alive = 600\nkv_bytes = "1GiB"\naliases = ["a", "b"]\n'
+        '[models."org/m".profiles.calm]\ntemperature = 0.5\n[models.other]\n'
+    )
+    assert run("config", "show") == 0
+    rows = [
+        re.split("  +", line) for line in capsys.readouterr().out.splitlines() if line.startswith("models.")
+    ]
+    assert [row[:2] for row in rows] == [
+        ["models.org/m.aliases", "a, b"],
+        ["models.org/m.keep_alive", "10m"],
+        ["models.org/m.kv_bytes", "1 GiB"],
+        ["models.org/m.profiles.calm.temperature", "0.5"],
+    ]
+    assert run("config", "show", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)["models"]
+    assert shown["value"]["org/m"]["profiles"] == {"calm": {"temperature": 0.5}}
+    assert shown["origin"] == str(data / "mlxd.toml")
 
 
 def test_a_misspelt_variable_is_noted_on_stderr(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from huggingface_hub import scan_cache_dir
 
 from parent.config import Settings
 from parent.library.catalog import ModelEntry
@@ -72,6 +73,17 @@ def test_without_a_cache_folder_there_are_just_no_models(
 ) -> None:
     make(tmp_path / "hub")
     assert ids(HfCache(tmp_path / "hub")) == []
+
+
+def test_the_caches_of_these_tests_are_laid_out_as_the_hub_does(cache: HfCache) -> None:
+    cache.commit(MODEL, ONE, ref="main")
+    cache.commit(MODEL, TWO, ref="refs/pr/1", hidden_size=32)
+    (repo,) = scan_cache_dir(cache.root).repos
+    assert (repo.repo_id, repo.repo_type) == (MODEL, "model")
+    assert {(one.commit_hash, tuple(one.refs)) for one in repo.revisions} == {
+        (ONE, ("main",)),
+        (TWO, ("refs/pr/1",)),
+    }
 
 
 # ---------------------------------------------------------------- revisions

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from parent.library.machine import (
     card_bytes,
+    cgroup_limits,
     cpu,
     cuda,
     find_device,
@@ -45,6 +46,27 @@ def test_a_budget_of_the_settings_wins_and_is_named() -> None:
     found = find_device(5 * GIB)
     assert found.budget_bytes == 5 * GIB
     assert "memory_budget_bytes" in found.budget_name
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "limits"),
+    [
+        ("0::/a/b\n", {"a/b/memory.max": "7", "a/memory.max": "5", "memory.max": "max"}, [7, 5]),
+        ("0::/\n", {"memory.max": "9\n"}, [9]),
+        ("0::/of/the/host\n", {"memory.max": "9"}, [9]),
+        ("3:cpu,memory:/x\n1:cpu:/y\n", {"memory/x/memory.limit_in_bytes": "4", "y/memory.max": "1"}, [4]),
+        ("4:memory:/x\n0::/\n", {"memory/memory.limit_in_bytes": "8", "memory.max": "3"}, [8, 3]),
+        ("", {"memory.max": "9"}, []),
+        ("nonsense\n\n:::\n", {}, []),
+    ],
+)
+def test_the_limits_of_a_container_are_those_of_its_group_and_all_above(
+    tmp_path: Path, own: str, files: dict[str, str], limits: list[int]
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert cgroup_limits(own, tmp_path) == limits
 
 
 @pytest.mark.parametrize(

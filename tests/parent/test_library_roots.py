@@ -85,6 +85,28 @@ def test_a_folder_that_is_reached_twice_is_listed_once(tmp_path: Path) -> None:
     assert {name: entry.root for name, entry in found.items()} == {"m": "own", "handy": "own"}
 
 
+def test_of_a_folder_and_a_link_to_it_the_folder_is_the_model(tmp_path: Path) -> None:
+    folder = write_model(own(tmp_path) / "m")
+    (own(tmp_path) / "a").symlink_to(folder)
+    assert list(listed(tmp_path)) == ["m"]
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe", b"two\nlines", b"\x1b[31mred"])
+def test_a_folder_whose_name_nobody_could_write_is_no_model(tmp_path: Path, name: bytes) -> None:
+    write_model(own(tmp_path) / "good")
+    shutil.copytree(own(tmp_path) / "good", own(tmp_path) / os.fsdecode(name))
+    shutil.copytree(own(tmp_path) / "good", own(tmp_path) / "org" / os.fsdecode(name))
+    HfCache(tmp_path / "hub").commit(f"org/{os.fsdecode(name)}", COMMIT, ref="main")
+    assert list(listed(tmp_path)) == ["good"]
+
+
+def test_a_library_below_a_path_that_is_not_utf_8_works(tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"\xff")
+    write_model(odd / "data" / "models" / "m")
+    assert list(listed(odd)) == ["m"]
+    assert list(listed(odd)) == ["m"]
+
+
 def test_a_link_that_leads_nowhere_or_to_itself_is_no_model(tmp_path: Path) -> None:
     own(tmp_path).mkdir(parents=True)
     (own(tmp_path) / "gone").symlink_to(tmp_path / "nowhere")
