@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 DEATH_SHOWS_S = 1.0  # a death is seen on the data channel first, then on the control channel
 
+UNKNOWN_LOAD_S = 5.0
+
 
 class Lease:
     """Made by `Pool.ask`. `grant` waits for a worker; after a loss, `grant` again. Release it in every case."""
@@ -98,7 +100,7 @@ class Lease:
         """503 with a guess at when it is worth asking again: what a load of this model costs."""
         pool, slot = self._pool, self.host.slot
         waited = time.monotonic() - self.waiter.since
-        learned = max(slot.load_cost_s, 1.0)
+        learned = max(slot.load_cost_s or UNKNOWN_LOAD_S, 1.0)
         return Failure(
             ErrorCode.LOADING,
             f"{slot.model} could not serve this within {waited:.0f} s ({self.status() or self.host.supervisor.state}); "

@@ -35,6 +35,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     no_hello: bool = False
     wire: int | None = None  # speak another version of the wire
     fatal: str = ""  # an error code: Fatal while loading
+    fatal_with_rows: int = 0  # …only where the launch record has so many rows
     fatal_message: str = "config.json has no model_type"
     exit_code: int = 0  # with `fatal`: leave with this code
     crash_at_load: int = 0  # die while loading, this many spawns

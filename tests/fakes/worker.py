@@ -227,12 +227,12 @@ class Worker:
         if self.spawns <= script.crash_at_load:
             print("fake worker crashes while loading", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
-        if script.fatal:
+        if script.fatal and script.fatal_with_rows in (0, launch.max_rows):
             self.say(control.Fatal(Failure(ErrorCode(script.fatal), script.fatal_message)))
             os._exit(script.exit_code or 3)
         facts = wire.ModelFacts(
             family="fake", context=4096, vocab_size=len(WORDS), eos_ids=[0], dtype="float32",
-            weights_bytes=1, device="cpu", blas="none", reasoning=script.reasoning > 0,
+            weights_bytes=script.measured_bytes, device="cpu", blas="none", reasoning=script.reasoning > 0,
             defaults=wire.Sampling(temperature=1.0),
         )  # fmt: skip
         config = uvicorn.Config(

@@ -71,9 +71,9 @@ class Served:
         """`/engine`, once the worker is in this state."""
         return until(lambda: found if (found := self.engine())["state"] == state else None, state)
 
-    def journal(self, what: str) -> list[dict[str, Any]]:
-        """What the fake workers of this model wrote down."""
-        path = self.model_dir / "journal.ndjson"
+    def journal(self, what: str, model: str = "model") -> list[dict[str, Any]]:
+        """What the fake workers of a model wrote down."""
+        path = self.model_dir.parent / model / "journal.ndjson"
         lines = path.read_text().splitlines() if path.exists() else []
         return [entry for line in lines if (entry := json.loads(line))["what"] == what]
 
@@ -86,6 +86,24 @@ class Served:
         pid = until(lambda: self.engine()["pid"], "a worker to kill")
         os.kill(pid, signal.SIGKILL)
         return int(pid)
+
+    def running(self) -> dict[str, dict[str, Any]]:
+        """`/running`, by model."""
+        return {row["model"]: row for row in self.http.get("/running").json()["models"]}
+
+    def wait_phase(self, model: str, phase: str) -> dict[str, Any]:
+        """The row of `/running` of a model, once it is in this phase; {} for absent."""
+
+        def look() -> dict[str, Any] | None:
+            row = self.running().get(model, {"phase": "absent"})
+            return row if row["phase"] == phase else None
+
+        return until(look, f"{model} {phase}")
+
+    def ledger(self) -> dict[str, Any]:
+        """`/admin/ledger`."""
+        answer: dict[str, Any] = self.http.get("/admin/ledger").json()
+        return answer
 
     def ask(self, text: str = "hi", **fields: Any) -> httpx2.Response:
         """One chat request."""
@@ -101,15 +119,29 @@ class Served:
         return (self.data_dir.parent / "stderr").read_text()
 
 
-def start(tmp_path: Path, script: dict[str, Any], settings: dict[str, Any]) -> "subprocess.Popen[str]":
-    """The parent process alone."""
-    model_dir = tmp_path / "model"
-    model_dir.mkdir(exist_ok=True)
-    (model_dir / "fake.json").write_text(json.dumps({"heartbeat_ms": 100} | script))
+def write_model(folder: Path, script: dict[str, Any]) -> None:
+    """A model folder for the fake worker."""
+    folder.mkdir(exist_ok=True)
+    (folder / "fake.json").write_text(json.dumps({"heartbeat_ms": 100} | script))
+
+
+def start(
+    tmp_path: Path,
+    script: dict[str, Any],
+    settings: dict[str, Any],
+    models: dict[str, dict[str, Any]] | None = None,
+) -> "subprocess.Popen[str]":
+    """The parent process alone. `models`: further ones by name, each with its script."""
+    scripts = {"model": script} | (models or {})
+    for name, each in scripts.items():
+        write_model(tmp_path / name, each)
     given = {"data_dir": str(tmp_path / "data"), "port": 0} | settings
     with open(tmp_path / "stderr", "a") as stderr:
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.process.serve_fake", json.dumps(given), str(model_dir)],
+            [
+                *(sys.executable, "-m", "tests.process.serve_fake", json.dumps(given)),
+                *(str(tmp_path / name) for name in scripts),
+            ],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -118,9 +150,14 @@ def start(tmp_path: Path, script: dict[str, Any], settings: dict[str, Any]) -> "
 
 
 @contextlib.contextmanager
-def served(tmp_path: Path, script: dict[str, Any] | None = None, **settings: Any) -> Iterator[Served]:
+def served(
+    tmp_path: Path,
+    script: dict[str, Any] | None = None,
+    models: dict[str, dict[str, Any]] | None = None,
+    **settings: Any,
+) -> Iterator[Served]:
     """A parent that listens; its worker may still be loading."""
-    process = start(tmp_path, script or {}, settings)
+    process = start(tmp_path, script or {}, settings, models)
     assert process.stdout is not None
     url = process.stdout.readline().strip()
     assert url, (tmp_path / "stderr").read_text()
@@ -138,7 +175,8 @@ def served(tmp_path: Path, script: dict[str, Any] | None = None, **settings: Any
                 process.wait()
                 raise
         process.stdout.close()
-        pids = {entry["pid"] for entry in server.journal("spawned")}
+        names = ["model", *(models or {})]
+        pids = {entry["pid"] for name in names for entry in server.journal("spawned", name)}
         until(lambda: not [pid for pid in pids if is_running(pid)], "no worker left behind", 10.0)
 
 
