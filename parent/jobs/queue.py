@@ -36,13 +36,16 @@ _SAME_START_S = 1.0  # two readings of one process's start time differ by no mor
 
 
 class JobQueue:
-    """`start` it, `close` it. `publish` gets ("job", its view) at every change, progress at most once a second."""
+    """`start` it, `close` it. `publish` gets ("job", its view) at every change, progress at most once a second;
+    `on_done` each job that made something, once its row says so.
+    """
 
     def __init__(
         self,
         db: Database,
         publish: Callable[[str, Any], None] = lambda kind, data: None,
         *,
+        on_done: Callable[[Job], None] = lambda job: None,
         worker_command: list[str] | None = None,
         worker_env: dict[str, str] | None = None,
         limits: Limits = Limits(),  # noqa: B008  (frozen)
@@ -53,6 +56,7 @@ class JobQueue:
     ) -> None:
         self.store = Jobs(db, clock)
         self._publish = publish
+        self._on_done = on_done
         self._command, self._env = worker_command, worker_env
         self._limits, self._silence_s, self._backoff = limits, silence_s, backoff
         self._max_running = max_running
@@ -188,6 +192,8 @@ class JobQueue:
 
     def _tell(self, job: Job) -> None:
         self._publish("job", view(job))
+        if job.state is State.DONE:
+            self._on_done(job)
 
 
 class _Run:

@@ -316,7 +316,7 @@ def test_while_it_runs_only_the_marker_shows_and_a_second_process_is_refused(tmp
         env = environment(hub.url, tmp_path)
         first = asyncio.ensure_future(run_job(PullRepo(repo=REPO, floor_bytes=0), "", worker_env=env))
         await asyncio.to_thread(hub.held.wait, 30)
-        assert (cache_of(tmp_path) / ".mlxd-pulling").exists()
+        assert (cache_of(tmp_path) / ".mlxd-pulling").read_text() == hub.commit(REPO)
         assert not (cache_of(tmp_path) / "snapshots").exists()
         with pytest.raises(Refused, match="another process downloads to") as refused:
             await run_job(PullRepo(repo=REPO, floor_bytes=0), "", worker_env=env)

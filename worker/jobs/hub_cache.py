@@ -49,8 +49,10 @@ class RepoCache:
         return max(file.size - _size(self.part(file)), 0)
 
     @contextlib.contextmanager
-    def pulling(self) -> Iterator[None]:
-        """Hold the repository: one pull of it at a time on this disk. The marker says so to who looks."""
+    def pulling(self, commit: str) -> Iterator[None]:
+        """Hold the repository: one pull of it at a time on this disk. The marker says so to who looks, and names the
+        commit where it is not here yet.
+        """
         self.blobs.mkdir(parents=True, exist_ok=True)
         self._locks.mkdir(parents=True, exist_ok=True)
         path = self.folder / MARKER
@@ -68,6 +70,8 @@ class RepoCache:
                 if not _is_at(marker.fileno(), path):
                     continue  # it was removed between opening and locking
                 try:
+                    marker.truncate(0)
+                    marker.write(b"" if self._snapshot(commit).exists() else commit.encode())
                     yield
                 finally:
                     path.unlink(missing_ok=True)
@@ -91,7 +95,7 @@ class RepoCache:
 
     def publish(self, repository: Repository, revision: str) -> Path:
         """Make the snapshot of verified blobs visible, then its ref. Returns the snapshot's folder."""
-        target = self.folder / "snapshots" / repository.commit
+        target = self._snapshot(repository.commit)
         if not target.exists():
             scratch = self.folder / ".mlxd-snapshot"
             shutil.rmtree(scratch, ignore_errors=True)
@@ -109,6 +113,9 @@ class RepoCache:
             scratch.write_text(repository.commit, encoding="utf-8")
             scratch.replace(ref)
         return target
+
+    def _snapshot(self, commit: str) -> Path:
+        return self.folder / "snapshots" / commit
 
     def _link(self, file: RemoteFile, snapshot: Path) -> None:
         """Links are relative to where the snapshot will be, so that the cache can be moved."""

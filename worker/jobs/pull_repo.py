@@ -38,7 +38,7 @@ def run(spec: PullRepo, ctx: JobContext) -> JobDone:
     repository = resolve(spec.repo, spec.revision)
     cache = RepoCache(spec.cache_dir, spec.repo)
     try:
-        with cache.pulling():
+        with cache.pulling(repository.commit):
             pull = _Pull(spec, ctx, cache, repository.commit, repository.files)
             pull.check_present()
             pull.download()
