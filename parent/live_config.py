@@ -266,7 +266,7 @@ def _edit(table: MutableMapping[str, Any], values: Mapping[str, Any]) -> None:
 def _replace(file: Path, text: str) -> None:
     """Write beside it, then rename: the file is the old one or the new one, whatever happens. Its mode is kept."""
     target = Path(os.path.realpath(file))  # a link stays a link
-    scratch = target.with_name(f".{target.name}.{os.getpid()}.part")
+    scratch = target.with_name(f".{target.name}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         mode = target.stat().st_mode & 0o7777 if target.exists() else 0o644

@@ -39,7 +39,7 @@ class Index:
         self._was_damaged = False
         self._busy_s = busy_s
         self._connection: sqlite3.Connection | None = None
-        if data_dir.is_dir():  # looking at the library must not make the data folder
+        if os.path.isdir(data_dir):  # looking at the library must not make the data folder
             self._connection = _opened(self.file, busy_s)
 
     def find(self, path: Path, signature: Signature) -> ModelEntry | None:

@@ -122,10 +122,10 @@ class Library:
 
     def _names(self) -> Names:
         """Made anew only where the models or the settings file are others: it is asked at every request."""
-        entries, said = self.entries, self._options()
-        if self._known is None or self._known.entries is not entries or self._known.said is not said:
-            self._known = Names(entries, said)
-        return self._known
+        entries, said, known = self.entries, self._options(), self._known
+        if known is None or known.entries is not entries or known.said != said:
+            known = self._known = Names(entries, said)
+        return known
 
 
 def _entry_of(place: Place, index: Index) -> ModelEntry | None:
