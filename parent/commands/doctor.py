@@ -22,6 +22,7 @@ from parent.commands.finding import library_of
 from parent.commands.machine import mlx_device, port_is_free
 from parent.commands.running import find_running
 from parent.config import Resolved, Settings
+from parent.library.catalog import ModelEntry
 from parent.library.machine import find_device, memory_bytes, mlx_version
 from parent.library.roots import models_dir
 from parent.library.starter import STARTER
@@ -124,16 +125,30 @@ def _port(settings: Settings) -> Check:
     return Check("port", "advice", f"{settings.host}:{settings.port} is taken", todo)
 
 
-def _models(resolved: Resolved) -> Check:
+def _models(resolved: Resolved) -> list[Check]:
     entries = library_of(resolved.settings, resolved.models).entries
+    return [_listed(entries, models_dir(resolved.settings.data_dir)), *_options(resolved, entries)]
+
+
+def _listed(entries: list[ModelEntry], folder: Path) -> Check:
     if not entries:
-        folder = models_dir(resolved.settings.data_dir)
         return Check("models", "advice", f"none in {folder}", "mlxd pull starter")
     useless = [entry for entry in entries if entry.error]
-    if useless:
-        what = "cannot be served" if useless[0].unsupported else "broken"
-        todo = f"mlxd rm {useless[0].id}" + ("" if useless[0].unsupported else ", or repair it")
-        if useless[0].root != "own":
-            todo = "" if useless[0].unsupported else "download it again"
-        return Check("models", "advice", f"{len(useless)} of {len(entries)} {what}: {useless[0].error}", todo)
-    return Check("models", "ok", ", ".join(entry.id for entry in entries))
+    if not useless:
+        return Check("models", "ok", ", ".join(entry.id for entry in entries))
+    first = useless[0]
+    what = "cannot be served" if first.unsupported else "broken"
+    todo = "" if first.unsupported else "download it again"
+    if first.root == "own":
+        todo = f"mlxd rm {first.id}" + ("" if first.unsupported else ", or repair it")
+    return Check("models", "advice", f"{len(useless)} of {len(entries)} {what}: {first.error}", todo)
+
+
+def _options(resolved: Resolved, entries: list[ModelEntry]) -> list[Check]:
+    """A table of no model is easily a misspelt one."""
+    names = {name for entry in entries for name in (entry.id, *entry.aliases)}
+    lost = ", ".join(f'[models."{name}"]' for name in resolved.models if name not in names)
+    if not lost:
+        return []
+    finding = f"{lost} in {resolved.config_file}: there is no such model"
+    return [Check("options", "advice", finding, "write the id that `mlxd ls` shows")]

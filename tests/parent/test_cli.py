@@ -41,8 +41,10 @@ DEADLINE_S = 60.0
         (["serve", "a", "b"], 2, "unrecognized argument b"),
         (["serve", "--config", "/nowhere.toml"], 2, "there is no settings file /nowhere.toml"),
         (["serve", "./nowhere"], 1, "nowhere"),
-        (["pull"], 2, "the following arguments are required: starter"),
+        (["pull"], 2, "the following arguments are required: MODEL"),
         (["pull", "llama"], 2, "cannot pull 'llama'"),
+        (["pull", "../a/b"], 2, "write ORG/NAME or ORG/NAME@REVISION"),
+        (["pull", "a/b", "--hf-cache", "none"], 1, "hf_cache is none"),
         (["import", "nowhere.gguf"], 2, "there is no file"),
         (["import", "x.gguf", "--dtype", "int3"], 2, "invalid choice: 'int3'"),
         (["rm", "tinny", "--yes"], 1, "did you mean org/tiny"),
@@ -57,7 +59,7 @@ DEADLINE_S = 60.0
                 (["serve"], "MODEL"),
                 (["chat"], "MODEL"),
                 (["fit"], "MODEL"),
-                (["pull"], "starter"),
+                (["pull"], "MODEL"),
                 (["import"], "FILE.gguf"),
                 (["ls", "--config"], "--config"),
             )
@@ -210,6 +212,20 @@ def test_doctor_finds_this_machine_healthy(tiny: Path, capsys: pytest.CaptureFix
     assert checks["blas"]["state"] in ("ok", "advice")
     assert run("doctor") == 0
     assert re.search(r"^ok    python ", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_doctor_names_a_table_of_the_settings_file_that_is_of_no_model(
+    tiny: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data / "mlxd.toml").write_text('[models."org/tiny"]\n[models.t]\n[models."org/tinny"]\n')
+    assert run("doctor", "--json", "--port", "0") == 0
+    checks = {check["subject"]: check for check in json.loads(capsys.readouterr().out)}
+    assert checks["options"]["finding"].startswith('[models."org/tinny"] in ')
+    assert checks["models"]["state"] == "ok"
+    assert (
+        "of memory, less a reserve" in checks["models get"]["finding"]
+        or "GPU" in checks["models get"]["finding"]
+    )
 
 
 def test_doctor_says_what_is_broken_and_what_to_do(
