@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         *_blas(settings),
         *_data(settings),
         _port(settings),
-        _models(resolved),
+        *_models(resolved),
     ]
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(checks)).decode())
