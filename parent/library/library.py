@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     import asyncio
 
 
+class Added(msgspec.Struct, frozen=True):
+    """A model folder that was named by its path, and what was said of it when it had that signature."""
+
+    place: Place
+    entry: ModelEntry
+    signature: str
+
+
 class Library:
     """The models of all roots. `settings_source` and `options` are asked each time: both may change meanwhile."""
 
@@ -40,7 +48,7 @@ class Library:
         self._options = options
         self._environ = os.environ if environ is None else environ
         self._home = home or Path.home()
-        self._added: list[Place] = []
+        self._added: dict[str, Added] = {}
         self._scanning = threading.Lock()
         self._known: Names | None = None
         self._refreshing: asyncio.Task[bool] | None = None
@@ -54,8 +62,17 @@ class Library:
             settings = self._settings()
             index = Index(settings.data_dir)
             try:
-                found = unique([*places(settings, self._environ, self._home), *self._added])
-                entries = [entry for place in found if (entry := _entry_of(place, index))]
+                added = dict(self._added)
+                # Those first: somebody holds their ids, which must not come to mean another model.
+                listed = [
+                    *(each.place for each in added.values()),
+                    *places(settings, self._environ, self._home),
+                ]
+                entries = [
+                    entry
+                    for place in unique(listed)
+                    if (entry := _entry_of(place, index, added.get(place.id)))
+                ]
                 index.forget_absent()
             finally:
                 index.close()
@@ -75,7 +92,8 @@ class Library:
     def add(self, entry: ModelEntry) -> ModelEntry:
         """Take in a model folder from anywhere, which later scans look at too. The entry as it is listed.
 
-        A folder that is listed already stays as it is; where its id is taken it becomes `path:ID`.
+        A folder that is listed already stays as it is; where its id is taken it becomes `path:ID`. What the entry
+        says counts until the folder changes.
         """
         real = os.path.realpath(entry.path)
         for known in self.entries:
@@ -83,8 +101,9 @@ class Library:
                 return known
         taken = {known.id for known in self.entries}
         model_id = f"path:{entry.id}" if entry.id in taken else entry.id
-        self._added.append(Place(id=model_id, path=entry.path, root="path", label="path"))
         added = msgspec.structs.replace(entry, id=model_id, root="path")
+        place = Place(id=model_id, path=entry.path, root="path", label="path")
+        self._added[model_id] = Added(place, added, signature_of(entry.path).model)
         self.entries = sorted([*self.entries, added], key=lambda each: each.id)
         return added
 
@@ -128,9 +147,11 @@ class Library:
         return known
 
 
-def _entry_of(place: Place, index: Index) -> ModelEntry | None:
+def _entry_of(place: Place, index: Index, added: Added | None) -> ModelEntry | None:
     """The entry of a place, from the index where the folder is what it was; None when the folder has gone."""
     signature = signature_of(place.path)
+    if added and added.signature == signature.model and not added.entry.error and os.path.isdir(place.path):
+        return added.entry
     known = index.find(place.path, signature)
     if known is None:
         known = read_entry(place.path, place.id, root=place.root, revision=place.revision)

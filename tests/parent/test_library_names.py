@@ -213,6 +213,20 @@ def test_a_folder_from_anywhere_is_added_once_and_seen_by_later_scans(tmp_path: 
     assert [each.id for each in made.entries] == ["mine", "path:mine"]
 
 
+def test_an_added_model_keeps_its_id_and_facts_whatever_comes_later(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "elsewhere" / "mine", hidden_size=32)
+    made = library(tmp_path)
+    added = made.add(ModelEntry(id="mine", path=folder, bytes=7))
+    write_model(tmp_path / "models" / "mine")
+    (tmp_path / "models" / "linked").symlink_to(folder)
+    assert made.scan()
+    assert made.resolve("mine").entry == added
+    assert {each.id: each.root for each in made.entries} == {"mine": "path", "own:mine": "own"}
+    write_model(folder, hidden_size=16)
+    assert made.scan()
+    assert made.resolve("mine").entry.config["hidden_size"] == 16
+
+
 def test_refreshes_that_come_together_share_one_scan_and_block_nobody(tmp_path: Path) -> None:
     write_model(tmp_path / "models" / "tiny")
     looking, go_on = threading.Event(), threading.Event()

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from parent.live_config import Change, LiveConfig, edited
 from parent.model_options import ModelOptions, Profile
 from shared.errors import ErrorCode, Refused
 
+ROOT = Path(__file__).resolve().parents[2]
 FILE = """\
 # mine
 port = 9000  # not the usual one
@@ -245,6 +248,38 @@ def test_the_first_patch_makes_the_file_and_its_folder(tmp_path: Path) -> None:
     config = LiveConfig({"data_dir": str(tmp_path / "a" / "b")}, {}, home=tmp_path)
     config.patch({"max_rows": 2, "models": {"x": {"pin": True}}})
     assert tomllib.loads(config.file.read_text()) == {"max_rows": 2, "models": {"x": {"pin": True}}}
+
+
+PATCHER = """
+import sys
+from pathlib import Path
+from parent.live_config import LiveConfig
+config = LiveConfig({"data_dir": sys.argv[1]}, {}, home=Path(sys.argv[1]))
+for number in range(1, 100_000):
+    config.patch({"queue_limit": number, "max_rows": number % 1000 + 1, "models": {"m": {"aliases": ["x" * number]}}})
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("patches", [1, 2, 5, 17, 40])
+def test_a_kill_in_the_midst_of_patches_leaves_a_whole_file(tmp_path: Path, patches: int) -> None:
+    live(tmp_path, FILE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", PATCHER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    with child.stdout as lines:
+        done = [int(lines.readline()) for _ in range(patches)][-1]
+        child.kill()
+        child.wait()
+        done = max([done, *map(int, lines.read().split())])
+    config = live(tmp_path)
+    assert config.settings.queue_limit in (done, done + 1)  # the last one may not have been told
+    assert config.settings.max_rows == config.settings.queue_limit % 1000 + 1
+    assert config.models["m"].aliases == ["x" * config.settings.queue_limit]
+    assert "# mine" in config.file.read_text()
+    config.patch({"queue_limit": 1})
+    assert [item.name for item in tmp_path.iterdir()] == ["mlxd.toml"]
 
 
 def test_a_place_that_cannot_be_written_is_one_refusal(tmp_path: Path) -> None:
