@@ -1,5 +1,6 @@
 """The composition root: every object is built here once, and every route is visible here."""
 
+import asyncio
 import logging
 import platform
 import secrets
@@ -11,11 +12,18 @@ from starlette.routing import BaseRoute, Route, Router
 
 from parent.access import Policy
 from parent.admin.config import Config
+from parent.admin.jobs import JobRoutes
 from parent.admin.memory import Memory
+from parent.admin.pulls import Pulls
 from parent.admin.quarantine import Quarantine
+from parent.admin.restart import Restart
 from parent.admin.workers import Workers
 from parent.bus import Bus
+from parent.db import Database
 from parent.inference.forward import Forwarder
+from parent.inference.history import History
+from parent.jobs.queue import JobQueue
+from parent.jobs.store import Job
 from parent.library.library import Library
 from parent.library.machine import Device
 from parent.live_config import Change, LiveConfig
@@ -47,6 +55,7 @@ class Application:
         device: Device,
         *,
         runtime_dir: Path,
+        restart: Restart | None = None,
         default: str = "",
         worker_command: list[str] | None = None,
         worker_env: dict[str, str] | None = None,
@@ -54,8 +63,16 @@ class Application:
         settings = live.settings
         self.live = live
         self.library = library
-        self.boot = secrets.token_hex(8)
         self.bus = Bus()
+        self.db = Database(settings.data_dir)
+        self.history = History(self.db, lambda: (live.settings.history_bytes, live.settings.history_ttl_s))
+        self.jobs = JobQueue(
+            self.db,
+            self.bus.publish,
+            on_done=self._job_done,
+            worker_command=worker_command,
+            worker_env=worker_env,
+        )
         self.pool = Pool(
             library,
             settings,
@@ -67,7 +84,9 @@ class Application:
             on_change=self._publish,
         )
         self.forwarder = Forwarder(self.pool)
-        self.health = Health(self.pool, self.boot)
+        self.health = Health(self.pool, restart.boot if restart else secrets.token_hex(8), self.history)
+        self._restart = restart
+        self._tasks: set[asyncio.Task[None]] = set()
         self.asgi = Front(
             Router(routes=self._routes(), default=not_found, redirect_slashes=False),
             Policy(settings.host, settings.allowed_hosts, platform.node()),
@@ -81,6 +100,7 @@ class Application:
         workers = Workers(self.pool, self.bus, health.view)
         memory, config = Memory(self.pool), Config(self.live)
         quarantine = Quarantine(self.forwarder.quarantine)
+        pulls, jobs = Pulls(self.jobs, lambda: self.live.settings), JobRoutes(self.jobs)
         table: list[tuple[str, str, asgi.App]] = [
             ("GET", "/", static.page),
             ("GET", "/static/{name:path}", static.file),
@@ -102,7 +122,20 @@ class Application:
             ("PATCH", "/admin/config", config.patch),
             ("GET", "/admin/quarantine", quarantine.all),
             ("DELETE", "/admin/quarantine/{hash}", quarantine.release),
+            ("GET", "/admin/pulls", pulls.all),
+            ("POST", "/admin/pulls", pulls.create),
+            ("GET", "/admin/pulls/{id}", pulls.one),
+            ("DELETE", "/admin/pulls/{id}", pulls.cancel),
+            ("POST", "/admin/pulls/{id}/pause", pulls.pause),
+            ("POST", "/admin/pulls/{id}/resume", pulls.resume),
+            ("GET", "/api/jobs", jobs.all),
+            ("GET", "/api/jobs/{id}", jobs.one),
         ]
+        if self._restart is not None:
+            table += [
+                ("GET", "/admin/restart", self._restart.status),
+                ("POST", "/admin/restart", self._restart.restart),
+            ]
         return [Route(path, _Endpoint(app), methods=[method]) for method, path, app in table]
 
     async def start(self, leftovers: list[RuntimeRecord]) -> list[RuntimeRecord]:
@@ -111,7 +144,10 @@ class Application:
         Returns the records of those that were adopted. Raises `Refused` (cannot_fit) for a pinned set over budget.
         """
         self.pool.check_pins(self.live.settings, self.live.models)
-        return await self.pool.start(leftovers)
+        self.db.open()
+        adopted = await self.pool.start(leftovers)
+        await self.jobs.start()
+        return adopted
 
     def reload(self) -> None:
         """Read the settings file again; what is wrong with it is logged, and changes nothing."""
@@ -119,6 +155,12 @@ class Application:
             self.live.reload()
         except Refused as refused:
             event(log, "config.refused", level=logging.ERROR, reason=str(refused))
+
+    def _job_done(self, job: Job) -> None:
+        """A job has made something, perhaps a model."""
+        task = asyncio.get_running_loop().create_task(self.pool.look())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _settings_changed(self, change: Change) -> None:
         self.pool.settings = self.live.settings
@@ -132,9 +174,10 @@ class Application:
         self.bus.close()
 
     async def stop(self) -> None:
-        """Returns when no worker is left."""
+        """Returns when no worker is left, and everything is written."""
         self.close()
-        await self.pool.stop()
+        await asyncio.gather(self.pool.stop(), self.jobs.close())
+        await self.db.close()
 
     def _publish(self) -> None:
         self.bus.publish("state", self.health.view())

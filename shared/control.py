@@ -127,6 +127,13 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """Take no new requests; when none is in flight write the prefix cache to `spill_dir` and answer `Drained`."""
 
 
+class Resize(msgspec.Struct, frozen=True, kw_only=True, tag="resize"):
+    """The caps of the launch record are these now. Requests that run keep what they were promised."""
+
+    kv_bytes: int
+    prefix_cache_bytes: int
+
+
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     """Jobs: stop at the next safe point and leave."""
 
@@ -135,4 +142,4 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Leave now, cleanly."""
 
 
-ToWorker = LaunchModel | LaunchJob | Adopt | Drain | Cancel | Shutdown
+ToWorker = LaunchModel | LaunchJob | Adopt | Drain | Resize | Cancel | Shutdown

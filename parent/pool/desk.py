@@ -72,6 +72,7 @@ class Slot:
         self.turn_since = 0.0  # since when its grants are counted against another's wait
         self.turn_grants = 0
         self.served = 0  # grants since it became ready
+        self.shrunk_at = -FOREVER  # when it was last told to hold less
 
     @property
     def is_idle(self) -> bool:

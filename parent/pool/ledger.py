@@ -55,6 +55,13 @@ class Grant(msgspec.Struct, frozen=True):
     def total(self) -> int:
         return self.weights + self.transient + self.kv + self.prefix
 
+    def less(self, size: int, bill: Bill) -> "Grant":
+        """The same with up to `size` bytes fewer, down to the least of `bill`: kept prompts go first, then KV."""
+        prefix = max(0, self.prefix - size)
+        size -= self.prefix - prefix
+        kv = max(min(self.kv, bill.kv_least), self.kv - max(0, size))
+        return Grant(self.weights, self.transient, kv, prefix)
+
 
 class Account(msgspec.Struct, kw_only=True):
     """One process's bytes."""
@@ -129,6 +136,11 @@ class Ledger:
             return
         account.grant = msgspec.structs.replace(account.grant, weights=weights)
         account.reserved = account.grant.total
+
+    def resize(self, name: str, grant: Grant) -> None:
+        """Another promise to a process that runs. What it holds above that is charged until it is seen to shrink."""
+        account = self.accounts[name]
+        account.grant, account.reserved = grant, grant.total
 
     def measure(self, name: str, held: int) -> None:
         """What the process was seen to hold."""

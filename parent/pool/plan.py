@@ -7,9 +7,11 @@ With nothing new it decides nothing. The rules, in this order:
 2. A ready model serves its waiters, as many as its worker takes at a time, the client with least in flight first.
    It stops when another model waits for its memory and its turn is over: after `burst_requests` or `burst_s` (at
    least twice what the reload costs), once the other has waited `starve_s`, or when it has been idle for `linger_s`.
-3. Models that are waited for are loaded in the order of their longest waiter. Where there is no room, idle models
-   whose turn is over leave, least recently used first; never one with requests in flight, never a pinned one. A
-   model behind another may use room that is free, until the one before it is starving.
+3. Models that are waited for are loaded in the order of their longest waiter. Where there is no room, the others
+   give up what they were granted beyond the least (kept prompts, KV for more rows), and get it back when nobody has
+   needed it for a while. Where that is not enough, idle models whose turn is over leave, least recently used first;
+   never one with requests in flight, never a pinned one. A model behind another may use room that is free, until the
+   one before it is starving.
 4. What could not even fit in an otherwise empty machine is refused at once, with the numbers.
 """
 
@@ -40,6 +42,13 @@ class Evict(NamedTuple):
     why: str
 
 
+class Resize(NamedTuple):
+    """Tell a ready worker that its caps are these now."""
+
+    model: str
+    grant: Grant
+
+
 class Deny(NamedTuple):
     """Answer a request with this failure."""
 
@@ -47,7 +56,7 @@ class Deny(NamedTuple):
     failure: Failure
 
 
-Action = Give | Load | Evict | Deny
+Action = Give | Load | Evict | Resize | Deny
 
 
 class Plan(NamedTuple):
@@ -60,6 +69,10 @@ class Plan(NamedTuple):
 def plan(desk: Desk, now: float) -> Plan:
     """Decide, book, and say when time alone would change the decision."""
     return _Planner(desk, now).run()
+
+
+SHRINKS_S = 3.0  # within which a worker that was told to hold less is seen to do so
+GROWS_S = 60.0  # after the last shrinking
 
 
 class _Planner:
@@ -87,6 +100,8 @@ class _Planner:
             if slot.phase is Phase.READY and slot.model not in self.closed:
                 self._serve(slot)
         self._shrink()
+        if not hungry:
+            self._grow(slots)
         return Plan(self.actions, self.look_at)
 
     # ------------------------------------------------------------ rule 1
@@ -141,7 +156,7 @@ class _Planner:
 
     def _feed(self, hungry: list[Slot]) -> None:
         """Load what is waited for, or make room for it. `coming`: bytes on their way back, less what they are for."""
-        coming = sum(self.ledger.held_by(slot.account) for slot in self._leaving())
+        coming = sum(self.ledger.held_by(slot.account) for slot in self._leaving()) + self._shrinking()
         places = self._places() + len(self._leaving())
         blocked: Slot | None = None
         others = sum(slot.bill.least for slot in hungry)
@@ -153,6 +168,11 @@ class _Planner:
             ready_now = self.ledger.free + min(0, coming)  # what is not promised to a model before
             if need <= ready_now and self._places() > 0:
                 self._load(slot, ready_now, others)
+                places -= 1
+                continue
+            coming += self._squeeze(need - (self.ledger.free + coming))
+            if need <= self.ledger.free + min(0, coming) and self._places() > 0:
+                self._load(slot, need, 0)
                 places -= 1
                 continue
             short, places_short = need - (self.ledger.free + coming), 1 - places
@@ -175,6 +195,58 @@ class _Planner:
         self.ledger.reserve(slot.account, grant.total, grant=grant)
         self.desk.moved(slot.model, Phase.LOADING, self.now)
         self.actions.append(Load(slot.model, grant))
+
+    def _squeeze(self, short: int) -> int:
+        """Take back what ready models have beyond the least, least recently used first, if that is enough.
+
+        Returns the bytes that will come back once the workers have let go of them.
+        """
+        ready = self._by_last_use()
+        spare = {slot.model: self._spare(slot) for slot in ready}
+        if short <= 0 or sum(spare.values()) < short:
+            return 0
+        coming = self._shrinking()
+        for slot in ready:
+            account = self.ledger.accounts[slot.account]
+            if short <= 0 or not spare[slot.model] or account.grant is None:
+                continue
+            grant = account.grant.less(short, slot.bill)
+            short -= account.grant.total - grant.total
+            slot.shrunk_at = self.now
+            self.ledger.resize(slot.account, grant)
+            self.actions.append(Resize(slot.model, grant))
+        return self._shrinking() - coming
+
+    def _spare(self, slot: Slot) -> int:
+        account = self.ledger.accounts[slot.account]
+        if account.grant is None:
+            return 0
+        return account.grant.total - account.grant.less(account.grant.total, slot.bill).total
+
+    def _shrinking(self) -> int:
+        """What workers that were told to hold less still hold above that; for a while they are believed to obey."""
+        coming = 0
+        for slot in self._by_last_use():
+            account = self.ledger.accounts.get(slot.account)
+            if account and account.held > account.reserved and not self._is_due(slot.shrunk_at + SHRINKS_S):
+                coming += account.held - account.reserved
+        return coming
+
+    def _grow(self, slots: list[Slot]) -> None:
+        """Nobody waits for memory: who was told to hold less, and longer ago, may hold more again."""
+        for slot in slots:
+            account = self.ledger.accounts.get(slot.account)
+            if slot.phase is not Phase.READY or account is None or account.grant is None:
+                continue
+            if slot.shrunk_at == -FOREVER or not self._is_due(slot.shrunk_at + GROWS_S):
+                continue
+            slot.shrunk_at = -FOREVER
+            room = account.reserved + max(0, self.ledger.free) // 2
+            wish = slot.bill.grant(max(room - account.grant.weights + slot.bill.weights, slot.bill.least))
+            grant = Grant(account.grant.weights, wish.transient, wish.kv, wish.prefix)
+            if grant.total > account.reserved and grant.total - account.reserved <= self.ledger.free:
+                self.ledger.resize(slot.account, grant)
+                self.actions.append(Resize(slot.model, grant))
 
     def _victims(self, short: int, places_short: int) -> list[Slot] | None:
         """Who has to leave now, least recently used first; [] = enough is on its way; None = nobody can, for now.
@@ -210,7 +282,7 @@ class _Planner:
 
     def _shrink(self) -> None:
         """Processes hold more than was promised: idle models leave until the books are right again."""
-        coming = sum(self.ledger.held_by(slot.account) for slot in self._leaving())
+        coming = sum(self.ledger.held_by(slot.account) for slot in self._leaving()) + self._shrinking()
         for slot in self._by_last_use():
             if self.ledger.free + coming >= 0:
                 return

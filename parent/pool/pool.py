@@ -18,7 +18,7 @@ from parent.config import Settings
 from parent.library.catalog import ModelEntry
 from parent.library.library import Library
 from parent.library.machine import Device
-from parent.library.names import Names
+from parent.library.names import Found, Names
 from parent.model_options import ModelOptions
 from parent.pool import rollout
 from parent.pool.desk import FOREVER, Desk, Phase, Policy
@@ -27,7 +27,7 @@ from parent.pool.host import Host, phase_of, recipe_of
 from parent.pool.lease import Lease
 from parent.pool.ledger import Grant, Ledger
 from parent.pool.models import Choice, choose
-from parent.pool.plan import Action, Deny, Evict, Give, Load, plan
+from parent.pool.plan import Action, Deny, Evict, Give, Load, Resize, plan
 from parent.pool.refusal import refusal
 from parent.workers import launcher, runtime_file
 from parent.workers.memory import Memory, SystemMemory
@@ -232,6 +232,30 @@ class Pool:
 
     # ------------------------------------------------------------ requests
 
+    async def look(self) -> None:
+        """Look at the disk for new, changed and removed models."""
+        if await self.library.refresh():
+            self.refresh()
+            self._on_change()
+
+    async def known(self, name: str) -> Found:
+        """The model of a name, after a look at the disk where it is unknown. Raises `Refused` (model_not_found)."""
+        try:
+            return self.library.resolve(name)
+        except Refused as refused:
+            if refused.failure.code is not ErrorCode.MODEL_NOT_FOUND:
+                raise
+        await self.look()
+        return self.library.resolve(name)
+
+    async def choose(self, name: str) -> Choice:
+        """The model of a request: `find`, with the disk looked at before a name counts as unknown."""
+        if name:
+            with contextlib.suppress(Refused):
+                found = await self.known(name)
+                return Choice(found.entry, found.profile)
+        return self.find(name)
+
     def find(self, name: str) -> Choice:
         """A client's name to a model. Raises `Refused` (model_not_found)."""
         ready = [host for host in self.hosts.values() if host.slot.phase is Phase.READY]
@@ -346,6 +370,9 @@ class Pool:
                 self._leases[id(waiter)].deny(failure)
             case Load(model, grant):
                 self._load(self.hosts[model], grant)
+            case Resize(model, grant):
+                event(log, "model.resized", model=model, kv=grant.kv, prefix=grant.prefix)
+                self.hosts[model].supervisor.resize(grant.kv, grant.prefix)
             case Evict(model, why):
                 event(log, "model.evicted", model=model, why=why, held=self._held(model))
                 self.hosts[model].supervisor.unwant()

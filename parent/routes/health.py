@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from parent.inference.history import History
 from parent.pool.desk import FOREVER, Phase
 from parent.pool.host import Host
 from parent.pool.pool import Pool
@@ -17,9 +18,10 @@ from shared.version import VERSION, WIRE
 class Health:
     """The four routes. Nothing here waits for a worker. `boot` names this run of the server."""
 
-    def __init__(self, pool: Pool, boot: str) -> None:
+    def __init__(self, pool: Pool, boot: str, history: History) -> None:
         self.pool = pool
         self.boot = boot
+        self.history = history
         self._started_at = time.monotonic()
 
     async def health(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
@@ -45,7 +47,7 @@ class Health:
         await _json(send, 200 if is_ready else 503, answer)
 
     async def engine(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
-        await _json(send, 200, self.view())
+        await _json(send, 200, {**self.view(), "response_store": await self.history.stats()})
 
     async def running(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """The models in memory or on their way, with what they hold and how busy they are."""

@@ -38,21 +38,25 @@ class Models:
         self.created = created
 
     async def all(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        await self.pool.look()
         rows = [self._row(entry) for entry in self.pool.library.entries if not entry.error]
         await asgi.respond(send, 200, msgspec.json.encode({"object": "list", "data": rows}))
 
     async def one(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
-        entry = self.pool.library.resolve(scope["path_params"]["id"]).entry
+        entry = await self._entry(scope)
         await asgi.respond(send, 200, msgspec.json.encode(self._row(entry)))
 
     async def load(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """202 with the state, or with `wait` 200 once it is ready."""
         body = await read_json(receive, LoadBody)
-        entry = self.pool.library.resolve(scope["path_params"]["id"]).entry
+        entry = await self._entry(scope)
         host = self.pool.load(entry, kept_for(body.keep_alive))
         if body.wait:
             await asgi.run_until_gone(receive, lambda: self._until_loaded(host))
         await self._say(send, host, 200 if host.slot.phase is Phase.READY else 202)
+
+    async def _entry(self, scope: asgi.Scope) -> ModelEntry:
+        return (await self.pool.known(scope["path_params"]["id"])).entry
 
     async def _until_loaded(self, host: Host) -> None:
         lease = self.pool.ask(host.entry)
@@ -64,7 +68,7 @@ class Models:
     async def unload(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """202 with the state, or with `wait` 200 once the process has gone and its memory is back."""
         body = await read_json(receive, UnloadBody)
-        entry = self.pool.library.resolve(scope["path_params"]["id"]).entry
+        entry = await self._entry(scope)
         host = self.pool.hosts.get(entry.id)
         if host is None:
             raise refuse(ErrorCode.CONFLICT, f"{entry.id} is not loaded")

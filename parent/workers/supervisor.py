@@ -123,6 +123,13 @@ class Supervisor:
         """Nobody needs it: drain, then stop."""
         self._post(Signal(Event.UNWANT))
 
+    def resize(self, kv_bytes: int, prefix_cache_bytes: int) -> None:
+        """Other caps for the worker that runs."""
+        if self.running is not None:
+            caps = {"kv_bytes": kv_bytes, "prefix_cache_bytes": prefix_cache_bytes}
+            self.running = replace(self.running, **caps)
+            self._send(control.Resize(**caps))
+
     def restart(self) -> None:
         """An operator's restart: drains a ready worker, forgets failures, starts again."""
         self._post(Signal(Event.RESTART))

@@ -144,6 +144,8 @@ class Worker:
                 elif isinstance(order, control.Drain) and not self.script.ignore_drain:
                     self.draining = True
                     self._report_drained()
+                elif isinstance(order, control.Resize):
+                    self.journal("resized", kv=order.kv_bytes, prefix=order.prefix_cache_bytes)
                 elif isinstance(order, control.Shutdown) and not self.script.ignore_shutdown:
                     self.journal("shutdown")
                     os._exit(0)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from parent.pool.desk import FOREVER, Desk, Phase, Policy, Waiter
 from parent.pool.ledger import Bill, Ledger
-from parent.pool.plan import Action, Deny, Evict, Give, Load, plan
+from parent.pool.plan import Action, Deny, Evict, Give, Load, Resize, plan
 from shared.errors import ErrorCode
 
 
@@ -18,7 +18,7 @@ class World:
     """A desk with a clock; workers that do what they are told, when the test says so."""
 
     budget: int = 10
-    policy: Policy = Policy()
+    policy: Policy = field(default_factory=Policy)
     now: float = 100.0
     sizes: dict[str, int] = field(default_factory=dict)
     log: list[Action] = field(default_factory=list)
@@ -296,6 +296,47 @@ def test_ledger_leaked_bytes_lower_the_budget_and_are_told() -> None:
     assert "did not come back" in denied[0].failure.message
 
 
+def test_ledger_others_give_up_what_they_have_beyond_the_least_before_anybody_is_evicted() -> None:
+    w = world(budget=14)
+    for name in "ab":
+        w.desk.slot(name).bill = Bill(weights=6, kv_least=1, kv_wish=2, prefix_wish=4)
+    w.resident("a")
+    account = w.desk.ledger.accounts["a"]
+    assert account.reserved == 10  # the least is 7; half of the rest goes to it
+    w.desk.ledger.measure("a", 9)
+    w.ask("b")
+    assert next(action for action in w.log if isinstance(action, Resize)).grant.total == 7
+    assert w.phase("b") is Phase.ABSENT  # the worker has not let go yet
+    w.desk.ledger.measure("a", 7)
+    w.plan()
+    assert w.phase("b") is Phase.LOADING
+    assert w.evicted() == []
+
+
+def test_ledger_a_worker_that_does_not_let_go_is_evicted_after_all() -> None:
+    w = world(budget=14, linger_s=0, min_residency_s=0)
+    for name in "ab":
+        w.desk.slot(name).bill = Bill(weights=6, kv_least=1, prefix_wish=4)
+    w.resident("a")
+    w.desk.ledger.measure("a", 9)
+    w.ask("b")
+    assert w.evicted() == []
+    w.wait(4)
+    assert w.evicted() == ["a"]
+
+
+def test_ledger_what_was_given_up_is_given_back_when_there_is_room_again() -> None:
+    w = world(budget=14)
+    for name in "ab":
+        w.desk.slot(name).bill = Bill(weights=6, kv_least=1, prefix_wish=4)
+    w.resident("a", "b")
+    w.desk.slot("b").keep_alive_s = 0
+    w.plan()
+    w.gone("b")
+    w.wait(100)
+    assert w.desk.ledger.accounts["a"].reserved == 10
+
+
 @settings(max_examples=150, stateful_step_count=60)
 class PoolMachine(RuleBasedStateMachine):
     """Random clients, loads, crashes and clocks; the invariants of the design after every step."""
@@ -381,6 +422,14 @@ class PoolMachine(RuleBasedStateMachine):
                 self.world.desk.requeue(waiter, self.world.now)
         self.step()
 
+    @rule(index=st.integers(0, 4), share=st.floats(0, 1))
+    def measure(self, index: int, share: float) -> None:
+        """A worker is seen to hold some of what it may."""
+        account = self.world.desk.ledger.accounts.get(self.models[index % len(self.models)])
+        if account is not None:
+            account.measured = int(account.reserved * share)
+        self.step()
+
     @rule(seconds=st.sampled_from([0.1, 1.0, 5.0, 30.0]))
     def pass_time(self, seconds: float) -> None:
         self.world.now += seconds
@@ -407,6 +456,7 @@ class PoolMachine(RuleBasedStateMachine):
             for index in range(len(self.models)):
                 self.advance(index)
             for slot in self.world.desk.slots.values():
+                self.world.desk.ledger.measure(slot.account, 0)
                 for waiter in list(slot.granted):
                     self.world.desk.leave(waiter, self.world.now)
             self.world.now += 0.5

@@ -20,6 +20,18 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 30.0
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 1,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "vocab_size": 16,
+    "max_position_embeddings": 4096,
+}
 T = TypeVar("T")
 
 
@@ -119,10 +131,21 @@ class Served:
         return (self.data_dir.parent / "stderr").read_text()
 
 
-def write_model(folder: Path, script: dict[str, Any]) -> None:
-    """A model folder for the fake worker."""
+def write_model(folder: Path, script: dict[str, Any], aliases: tuple[str, ...] = ()) -> None:
+    """A model folder for the fake worker: a real one to the library, its weights of `measured_bytes` a hole."""
     folder.mkdir(exist_ok=True)
     (folder / "fake.json").write_text(json.dumps({"heartbeat_ms": 100} | script))
+    if (folder / "config.json").exists():
+        return
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "mlxd.json").write_text(json.dumps({"aliases": aliases}))
+    size = max(4, script.get("measured_bytes", 4) // 4 * 4)
+    tensor = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
+    header = json.dumps({"model.layers.0.mlp.weight": tensor}).encode()
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)
 
 
 def start(
@@ -134,7 +157,7 @@ def start(
     """The parent process alone. `models`: further ones by name, each with its script."""
     scripts = {"model": script} | (models or {})
     for name, each in scripts.items():
-        write_model(tmp_path / name, each)
+        write_model(tmp_path / name, each, ("fake",) if name == "model" else ())
     given = {"data_dir": str(tmp_path / "data"), "port": 0} | settings
     with open(tmp_path / "stderr", "a") as stderr:
         return subprocess.Popen(
@@ -178,6 +201,11 @@ def served(
         names = ["model", *(models or {})]
         pids = {entry["pid"] for name in names for entry in server.journal("spawned", name)}
         until(lambda: not [pid for pid in pids if is_running(pid)], "no worker left behind", 10.0)
+
+
+def left_in(data_dir: Path) -> set[str]:
+    """What a server left in its data folder that should live no longer than itself."""
+    return {path.name for path in data_dir.iterdir()} - {"mlxd.sqlite", "mlxd.toml"}
 
 
 def is_running(pid: int) -> bool:

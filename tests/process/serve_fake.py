@@ -1,36 +1,24 @@
 """Serve model directories with the fake worker: `python -m tests.process.serve_fake SETTINGS_JSON MODEL_DIR...`.
 
-The first model is `org/fake-1b`, alias `fake`, and the default; the others are called by their folders' names. A
-model's bytes are the `measured_bytes` of its script. Prints the address once it listens. Its exit code and the one line
-of a refusal are those of `mlxd serve`.
+The first model is `org/fake-1b` and the default; the others are called by their folders' names. Prints the address
+once it listens. Its exit code and the one line of a refusal are those of `mlxd serve`.
 """
 
 import json
 import sys
 from pathlib import Path
 
-from parent.library.catalog import ModelEntry
+from parent.library.catalog import read_entry
 from parent.library.library import Library
 from parent.library.machine import cpu
 from parent.live_config import LiveConfig
 from parent.server import serve
 from shared import logs
 from shared.errors import Refused
-from tests.fakes import script
 
 COMMAND = [sys.executable, "-P", "-m", "tests.fakes.worker"]
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 1 << 30
-
-
-def entries(folders: list[str]) -> list[ModelEntry]:
-    """One entry a folder."""
-    found = []
-    for number, folder in enumerate(map(Path, folders)):
-        size = script.for_request(script.load(str(folder)), "").measured_bytes
-        names = {"id": "org/fake-1b", "aliases": ["fake"]} if number == 0 else {"id": folder.name}
-        found.append(ModelEntry(path=folder, bytes=size, **names))  # type: ignore[arg-type]
-    return found
 
 
 def main() -> int:
@@ -43,8 +31,8 @@ def main() -> int:
     try:
         live = LiveConfig({"hf_cache": "none"} | given, {}, home=Path(given["data_dir"]))
         library = Library(lambda: live.settings, lambda: live.models)
-        for entry in entries(sys.argv[2:]):
-            library.add(entry)
+        for number, folder in enumerate(map(Path, sys.argv[2:])):
+            library.add(read_entry(folder, folder.name if number else "org/fake-1b"))
         return serve(
             live,
             library,
