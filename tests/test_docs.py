@@ -91,7 +91,7 @@ def test_the_settings_page_names_every_setting_with_its_default() -> None:
 
 def test_the_state_tables_are_what_the_modules_print() -> None:
     page = read("docs/architecture.md")
-    for module in ("parent.workers.states", "parent.inference.states"):
+    for module in ("parent.workers.states", "parent.jobs.states", "parent.inference.states"):
         printed = subprocess.run(
             [sys.executable, "-m", module], cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout.strip()

@@ -9,11 +9,12 @@ from shared.jobs import ImportGguf, JobSpec, NoopJob, PullRepo
 
 
 class Kind(NamedTuple):
-    """`resumable`: may be stopped at any time and goes on where it was. `exclusive`: what only one job at a time may
-    touch, as a key; "" = nothing.
+    """`resumable`: may be stopped at any time and goes on where it was. `grows`: the stage whose count shows that a try
+    got further than the one before. `exclusive`: what only one job at a time may touch, as a key; "" = nothing.
     """
 
     resumable: bool = False
+    grows: str = ""
     exclusive: Callable[[Any], str] = lambda spec: ""
 
 
@@ -21,7 +22,7 @@ KINDS: dict[type[JobSpec], Kind] = {
     NoopJob: Kind(),
     ImportGguf: Kind(),
     # The hub's names are the same in any case, and so are those of the cache on a Mac.
-    PullRepo: Kind(resumable=True, exclusive=lambda spec: f"pull {spec.repo.lower()}"),
+    PullRepo: Kind(resumable=True, grows="download", exclusive=lambda spec: f"pull {spec.repo.lower()}"),
 }
 
 _by_tag = {str(spec.__struct_config__.tag): kind for spec, kind in KINDS.items()}

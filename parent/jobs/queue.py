@@ -206,9 +206,8 @@ class _Run:
         self._inbox: asyncio.Queue[JobEvent | Failure | None] = asyncio.Queue()
         self._process: asyncio.Task[JobDone] | None = None
         self._stopped = False
-        self._first_done = -1  # of the stage that is under way
         self._stage = ""
-        self._grew = False
+        self._growth = retry.Growth(kinds.kind_of(job.kind).grows)
 
     def stop(self) -> None:
         """Begin the stop ladder; the row says already what becomes of the job."""
@@ -271,7 +270,7 @@ class _Run:
                 latest, written_at = None, loop.time()
                 continue
             if isinstance(news, JobStage):
-                self._watch_growth(news)
+                self._growth.see(news)
                 if news.stage != self._stage:
                     if latest is not None:
                         await self._write(Event.PROGRESS, **_progress(latest))
@@ -294,13 +293,6 @@ class _Run:
                 case Failure():
                     transient, changes = self._judge(news)
                     await self._write(Event.DEADLINE, transient=transient, **changes)
-
-    def _watch_growth(self, stage: JobStage) -> None:
-        """Whether this try got further than where it began."""
-        if stage.stage != self._stage:
-            self._first_done = stage.done
-        elif stage.done > self._first_done:
-            self._grew = True
 
     async def _note(self, kind: str, data: dict[str, Any]) -> None:
         try:
@@ -336,7 +328,7 @@ class _Run:
         changes: dict[str, Any] = {"error": _encoded(failure)}
         if not kinds.kind_of(self.job.kind).resumable:
             return False, changes
-        again = retry.after(failure, self.job.fruitless, grew=self._grew, backoff=self.queue._backoff)
+        again = retry.after(failure, self.job.fruitless, grew=self._growth.grew, backoff=self.queue._backoff)
         changes["fruitless"] = again.fruitless
         if again.delay_s is not None:
             changes["retry_at"] = self.queue._clock() + again.delay_s

@@ -7,6 +7,7 @@ a hub that is overloaded), or when its code does (its worker died). Tries count 
 from typing import NamedTuple
 
 from shared.errors import ErrorCode, Failure
+from shared.jobs import JobStage
 
 
 class Backoff(NamedTuple):
@@ -40,3 +41,20 @@ def after(failure: Failure, fruitless: int, *, grew: bool, backoff: Backoff = Ba
         return NextTry(count, None)
     delay = backoff.first_s * 2.0 ** max(count - 1, 0)
     return NextTry(count, min(max(delay, failure.retry_after_s or 0.0), backoff.longest_s))
+
+
+class Growth:
+    """Whether one try got further than where it began, by the count of its stage `grows`."""
+
+    def __init__(self, grows: str) -> None:
+        self._grows = grows
+        self._first: int | None = None
+        self.grew = False
+
+    def see(self, stage: JobStage) -> None:
+        """Take in what the try tells."""
+        if stage.stage != self._grows:
+            return
+        if self._first is None:
+            self._first = stage.done
+        self.grew = self.grew or stage.done > self._first

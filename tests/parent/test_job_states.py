@@ -20,6 +20,7 @@ from parent.jobs.states import (
     markdown,
 )
 from shared.errors import ErrorCode, Failure
+from shared.jobs import JobStage
 
 FACTS = [
     Facts(resumable, transient, deaths_left, verdict)
@@ -139,3 +140,14 @@ def test_a_hub_that_asks_for_patience_gets_it_within_bounds(asked: float, fruitl
     failure = Failure(ErrorCode.HUB, "busy", retry_after_s=asked)
     _, delay = retry.after(failure, fruitless, grew=grew)
     assert delay is None or min(asked, 60.0) <= delay <= 60.0
+
+
+def test_a_try_grows_by_the_count_of_its_stage_alone() -> None:
+    growth = retry.Growth("download")
+    for stage in (JobStage("check", 0, 9), JobStage("check", 9, 9), JobStage("download", 5, 9)):
+        growth.see(stage)
+    growth.see(JobStage("download", 3, 9))  # a file was wrong
+    growth.see(JobStage("download", 5, 9))
+    assert not growth.grew
+    growth.see(JobStage("download", 6, 9))
+    assert growth.grew
