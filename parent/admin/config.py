@@ -45,11 +45,27 @@ class Config:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             problem = f"the body is no JSON object of settings ({error})"
             raise refuse(ErrorCode.INVALID_REQUEST, problem) from None
+        _refuse_programs(values)
         async with self._patching:
             await asyncio.to_thread(self.live.write, values)  # it waits for the disk
             self.live.reload()
             results = self.live.results(values)
         await asgi.respond(send, 200, msgspec.json.encode({"results": results}))
+
+
+def _refuse_programs(values: dict[str, Any]) -> None:
+    """Which program runs is for who can write the file, not for who can send a request."""
+    models = values.get("models")
+    tables = dict(models) if isinstance(models, dict) else {}
+    tables |= {name.removeprefix("models."): table for name, table in values.items() if name != "models"}
+    for model_id, table in tables.items():
+        if isinstance(table, dict) and "python" in table:
+            name = f"models.{model_id}.python"
+            raise refuse(
+                ErrorCode.FORBIDDEN,
+                f"{name} names a program to run, so it is taken from the settings file only",
+                param=name,
+            )
 
 
 def schema_of(struct: type[msgspec.Struct]) -> dict[str, Any]:

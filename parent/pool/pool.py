@@ -350,7 +350,10 @@ class Pool:
                 self._again = False
                 actions, look_at = plan(self.desk, time.monotonic())
                 for action in actions:
-                    self._perform(action)
+                    try:
+                        self._perform(action)
+                    except Exception:  # a bug of one model's must not stop the others
+                        log.exception("pool.bug")
         finally:
             self._planning = False
         if self._timer is not None:

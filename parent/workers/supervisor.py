@@ -125,10 +125,11 @@ class Supervisor:
 
     def resize(self, kv_bytes: int, prefix_cache_bytes: int) -> None:
         """Other caps for the worker that runs."""
-        if self.running is not None:
+        if self._spawned is not None:
+            record = self._spawned.record
             caps = {"kv_bytes": kv_bytes, "prefix_cache_bytes": prefix_cache_bytes}
-            self.running = replace(self.running, **caps)
-            self._send(control.Resize(**caps))
+            self._spawned.record = replace(record, launch=replace(record.launch, **caps))
+            self._spawned.channel.send(control.Resize(**caps))
 
     def restart(self) -> None:
         """An operator's restart: drains a ready worker, forgets failures, starts again."""

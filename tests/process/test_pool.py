@@ -1,6 +1,5 @@
 """Many models in one real parent: swaps, loads, unloads, the ledger, replacements beside running ones."""
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -280,8 +279,31 @@ def test_running_and_fit_show_the_arithmetic(tmp_path: Path) -> None:
     with served(tmp_path, BIG, memory_budget_bytes=ROOM_FOR_ONE) as server:
         server.wait_state("ready")
         row = server.running()["org/fake-1b"]
-        assert (row["phase"], row["reserved_bytes"]) == ("ready", 6 * GB)
         ledger = server.ledger()
-        assert ledger["budget_bytes"] == 10 * GB
-        assert ledger["free_bytes"] == 4 * GB
-        assert json.dumps(ledger)
+        [account] = ledger["accounts"].values()
+        grant = account["grant"]
+        assert grant["weights"] == 6 * GB
+        assert row["phase"] == "ready"
+        assert row["reserved_bytes"] == sum(grant.values())
+        assert ledger["budget_bytes"] == 10 * GB == ledger["free_bytes"] + ledger["held_bytes"]
+        fit = server.http.get("/admin/fit", params={"model": "fake", "context": 1000}).json()
+        assert (fit["fits"], fit["weights_bytes"], fit["context_tokens"]) == (True, 6 * GB, 1000)
+        assert server.http.get("/admin/fit?context=x").status_code == 400
+
+
+def test_ledger_a_resident_model_gives_up_room_before_another_is_loaded(tmp_path: Path) -> None:
+    with served(tmp_path, BIG, {"b": BIG}, memory_budget_bytes=ROOM_FOR_TWO) as server:
+        ask(server, "fake")
+        before = server.running()["org/fake-1b"]["reserved_bytes"]
+        ask(server, "b")
+        assert server.running()["org/fake-1b"]["reserved_bytes"] < before
+        assert server.wait_journal("resized")[0]["prefix"] < 1 << 30
+        assert len(server.running()) == 2
+
+
+def test_what_runs_is_not_for_requests_to_choose(tmp_path: Path) -> None:
+    with served(tmp_path) as server:
+        for body in ({"models": {"b": {"python": "/bin/sh"}}}, {"models.b": {"python": "/bin/sh"}}):
+            refused = server.http.patch("/admin/config", json=body)
+            assert refused.status_code == 403
+            assert "settings file only" in refused.json()["error"]["message"]
