@@ -6,7 +6,7 @@ rules are those of transformers 5.24 (`modeling_rope_utils.RotaryEmbeddingConfig
 project looks at a raw config.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -162,4 +162,21 @@ def kv_bytes(config: Config, tokens: int, elem_bytes: float = 2) -> int:
     for layer in kv_layers(config):
         held = min(tokens, layer.window) if layer.window else tokens
         total += 2 * layer.num_kv_heads * layer.head_dim * held * elem_bytes
+    return int(total)
+
+
+KV_STEP = 256
+"""Tokens by which the buffers of a KV cache grow."""
+
+
+def kv_room(layers: Sequence[LayerKv], tokens: int, chunk: int, elem_bytes: float = 2) -> int:
+    """Bytes of the buffers that a worker holds for a row of `tokens` tokens, prefilled `chunk` at a time.
+
+    More than `kv_bytes`: buffers grow by `KV_STEP`, and while a chunk is attended a sliding layer holds the window
+    before it as well.
+    """
+    total = 0.0
+    for layer in layers:
+        held = min(tokens, layer.window - 1 + chunk) if layer.window else tokens
+        total += 2 * layer.num_kv_heads * layer.head_dim * (-(-held // KV_STEP) * KV_STEP) * elem_bytes
     return int(total)

@@ -10,6 +10,7 @@ from typing import Any
 from shared.checkpoint import kv_bytes_per_token
 from shared.control import LaunchModel
 from shared.wire import ModelFacts, Sampling
+from worker.engine.kv_budget import KvBudget
 from worker.load import Loading
 from worker.text.detokenizer import DetokenizerFactory
 from worker.text.reasoning import ReasoningFormat, detect_format
@@ -31,6 +32,7 @@ class ModelContext:
     reasoning: ReasoningFormat | None
     eos: frozenset[int]
     defaults: Sampling
+    kv: KvBudget
 
     @property
     def context(self) -> int:
@@ -52,7 +54,8 @@ async def open_context(launch: LaunchModel, loading: Loading) -> ModelContext:
     context_size = checkpoint.context or FALLBACK_CONTEXT
     if launch.max_context:
         context_size = min(context_size, launch.max_context)
-    held = (await asyncio.wrap_future(loading.weights)).description
+    loaded = await asyncio.wrap_future(loading.weights)
+    held = loaded.description
     facts = ModelFacts(
         family=checkpoint.model_type,
         context=context_size,
@@ -69,7 +72,15 @@ async def open_context(launch: LaunchModel, loading: Loading) -> ModelContext:
         defaults=defaults,
     )
     return ModelContext(
-        launch.model_id, facts, tokenizer, detokenizers, template, reasoning, frozenset(eos), defaults
+        launch.model_id,
+        facts,
+        tokenizer,
+        detokenizers,
+        template,
+        reasoning,
+        frozenset(eos),
+        defaults,
+        loaded.kv,
     )
 
 

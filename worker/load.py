@@ -13,8 +13,10 @@ from pathlib import Path
 from shared.checkpoint import Checkpoint, inspect
 from shared.control import LaunchModel
 from shared.errors import ErrorCode, refuse
+from shared.model_config import kv_layers
 from shared.units import format_bytes
 from worker.engine.engine import Engine, Loaded
+from worker.engine.kv_budget import KvBudget
 
 Tell = Callable[[str, int, int], None]
 
@@ -55,11 +57,19 @@ def _build(launch: LaunchModel, path: Path, tell: Tell) -> Loaded:
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
     model = load_model(path, dtype=launch.dtype, on_progress=lambda done, total: tell("weights", done, total))
     chunk = launch.prefill_chunk or (CHUNK_GPU if on_gpu else CHUNK_CPU)
+    kv = KvBudget(kv_layers(model.checkpoint.config), model.dtype.size, chunk, launch.kv_bytes)
+    if not kv.most_tokens(1):
+        raise refuse(
+            ErrorCode.CANNOT_FIT,
+            f"{path}: kv_bytes is {format_bytes(kv.limit)}, and the KV cache of the shortest request takes "
+            f"{format_bytes(kv.row_bytes(1))}; raise kv_bytes",
+        )
     return Loaded(
         model=model.model,
         prefix=PrefixCache(launch.prefix_cache_bytes, model.model.same_kv),
         max_rows=launch.max_rows,
         prefill_chunk=chunk,
+        kv=kv,
         description={
             "dtype": str(model.dtype).rpartition(".")[2],
             "elem_bytes": model.dtype.size,

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 
 from shared.errors import ErrorCode, Refused, refuse
+from shared.units import format_bytes
 from shared.wire import (
     ChatPrompt,
     Event,
@@ -50,10 +51,16 @@ class Stream:
     """One answer under way: outputs of the engine in, events out."""
 
     def __init__(
-        self, context: ModelContext, request: GenerateRequest, sequence: Sequence, rendered: str
+        self,
+        context: ModelContext,
+        request: GenerateRequest,
+        sequence: Sequence,
+        rendered: str,
+        limit: int,  # of prompt and answer, in tokens
     ) -> None:
         self.sequence = sequence
         self.context = context
+        self._limit = limit
         self._detokenizer = context.detokenizers.new()
         self._stops = StopMatcher(request.stop)
         form = context.reasoning if request.split_reasoning else None
@@ -71,6 +78,7 @@ class Stream:
         self._num_reasoning = 0
         self._num_completion = 0
         self._num_cached = 0
+        self._num_prefilled = 0
         self._submitted_at = time.monotonic()
         self._admitted_at = self._submitted_at
         self._first_at: float | None = None
@@ -89,10 +97,14 @@ class Stream:
         if output.admitted:
             self._admitted_at = time.monotonic()
             self._num_cached = min(output.reused, self.num_prompt)
-            left = self.context.context - len(self.sequence.prompt)
+            left = max(0, self._limit - len(self.sequence.prompt))
             self._events.append(Started(self.num_prompt, self._num_cached, left))
-        if output.prefilled is not None:
-            self._events.append(Prefill(min(output.prefilled, self.num_prompt), self.num_prompt))
+        done = min(output.prefilled or 0, self.num_prompt)
+        if (
+            done > self._num_prefilled
+        ):  # a row that was preempted runs its prompt again, which is nothing to tell
+            self._num_prefilled = done
+            self._events.append(Prefill(done, self.num_prompt))
         if output.token is not None:
             self._token(output.token, is_eos=output.finish == "stop")
         if self._stops.matched is not None:
@@ -227,11 +239,10 @@ class Pipeline:
             raise refuse(ErrorCode.SHUTTING_DOWN, "this worker is draining; try again", retry_after_s=1)
         param = "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
         rendered, ids = await self.render(request.prompt)
-        room = self.context.context - len(ids)
         if not ids:
             raise refuse(ErrorCode.INVALID_REQUEST, "the prompt is empty: it has no tokens", param=param)
-        if room < 1:
-            raise self._too_long(f"{len(ids)} tokens", len(ids), param)
+        limit = self._limit(request.max_context, len(ids), param)
+        room = limit - len(ids)
         sequence = Sequence(
             id=request.request_id,
             prompt=[*ids, *request.resume],
@@ -241,7 +252,7 @@ class Pipeline:
             eos=self.context.eos,
             num_resumed=len(request.resume),
         )
-        return Stream(self.context, request, sequence, rendered)
+        return Stream(self.context, request, sequence, rendered, limit)
 
     async def run(self, stream: Stream) -> AsyncGenerator[list[Event]]:
         """Submit and yield events until the last one; leaving early cancels the sequence."""
@@ -302,7 +313,7 @@ class Pipeline:
                 param="prompt",
             )
         if len(prompt.ids) >= self.context.context:
-            raise self._too_long(f"{len(prompt.ids)} tokens", len(prompt.ids), "prompt")
+            raise self._too_long(f"{len(prompt.ids)} tokens", len(prompt.ids), self.context.context, "prompt")
         return self.context.tokenizer.core.decode(prompt.ids, skip_special_tokens=False), prompt.ids
 
     async def _render_chat(self, prompt: ChatPrompt) -> str:
@@ -327,14 +338,35 @@ class Pipeline:
             return encode(text)
         at_least = len(text) // self.context.tokenizer.longest_token_bytes
         if at_least >= self.context.context:
-            raise self._too_long(f"{len(text)} characters, {at_least} tokens or more", at_least, param)
+            what = f"{len(text)} characters, {at_least} tokens or more"
+            raise self._too_long(what, at_least, self.context.context, param)
         return await asyncio.to_thread(encode, text)
 
-    def _too_long(self, what: str, num_tokens: int, param: str) -> Refused:
-        context = self.context.context
+    def _limit(self, asked: int, num_tokens: int, param: str) -> int:
+        """Tokens that prompt and answer may have together: the model's context, what the request asks for, what the
+        KV budget holds. Raises `Refused` when that leaves no room for an answer.
+        """
+        context = min(asked or self.context.context, self.context.context)
+        if num_tokens >= context:
+            raise self._too_long(f"{num_tokens} tokens", num_tokens, context, param)
+        kv = self.context.kv
+        limit = kv.most_tokens(context)
+        if num_tokens >= limit:
+            raise refuse(
+                ErrorCode.CANNOT_FIT,
+                f"the prompt has {num_tokens} tokens and the first of its answer needs "
+                f"{format_bytes(kv.row_bytes(num_tokens + 1))} of KV cache; this model has "
+                f"{format_bytes(kv.limit)} for it (kv_bytes), enough for {limit} tokens; shorten the prompt by at "
+                f"least {num_tokens - limit + 1} tokens, or raise kv_bytes",
+                param=param,
+            )
+        return limit
+
+    def _too_long(self, what: str, num_tokens: int, context: int, param: str) -> Refused:
+        whose = "the model's" if context == self.context.context else "its"
         return refuse(
             ErrorCode.CONTEXT_EXCEEDED,
-            f"the prompt has {what} and the model's context is {context} tokens; "
+            f"the prompt has {what} and {whose} context is {context} tokens; "
             f"shorten the prompt by at least {num_tokens - context + 1} tokens",
             param=param,
         )

@@ -6,16 +6,28 @@ later query of a sliding-window layer can see. While a clone shares a buffer, a 
 own rule for memory in use elsewhere), so clones are cheap and independent.
 """
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import mlx.core as mx
+import msgspec
+
+from shared.model_config import KV_STEP as STEP
 
 _async_eval: Any = mx.async_eval  # mlx leaves it untyped
 
-STEP = 256
-"""Tokens by which a buffer grows."""
-
 Mask = mx.array | str | None
+
+
+class LayerState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a layer's cache is besides its arrays: enough to make it again around them.
+
+    `offset`: tokens seen; the arrays hold those from `start` on.
+    """
+
+    kind: Literal["full", "rotating"]
+    offset: int
+    start: int = 0
+    window: int = 0
 
 
 class LayerCache(Protocol):
@@ -28,9 +40,12 @@ class LayerCache(Protocol):
     def mask(self, length: int) -> Mask: ...
     def can_trim(self, count: int) -> bool: ...
     def trim(self, count: int) -> None: ...
+    def cut(self) -> None: ...
     def clone(self) -> "LayerCache": ...
     def compact(self) -> None: ...
     def arrays(self) -> list[mx.array]: ...
+    def state(self) -> LayerState: ...
+    def fill(self, keys: mx.array, values: mx.array) -> None: ...
     @property
     def nbytes(self) -> int: ...
 
@@ -71,6 +86,18 @@ class FullKV:
         if not self.can_trim(count):
             raise ValueError(f"cannot trim {count} of {self.offset} tokens")
         self.offset -= count
+
+    def cut(self) -> None:
+        """Have no room for tokens to come: the next update makes some, and copies only what is used."""
+        self.keys, self.values = _cut(self.keys, self.offset), _cut(self.values, self.offset)
+
+    def state(self) -> LayerState:
+        """For `empty_like`."""
+        return LayerState("full", self.offset)
+
+    def fill(self, keys: mx.array, values: mx.array) -> None:
+        """Take the arrays of a cache of the same state, cut."""
+        self.keys, self.values = keys, values
 
     def compact(self) -> None:
         """Give back the room for tokens to come, where it is worth a copy."""
@@ -149,6 +176,19 @@ class RotatingKV:
             raise ValueError(f"cannot trim {count} of {self.offset} tokens of a window of {self.window}")
         self.offset -= count
 
+    def cut(self) -> None:
+        """Have no room for tokens to come: the next update makes some, and copies only what is used."""
+        used = self.offset - self.start
+        self.keys, self.values = _cut(self.keys, used), _cut(self.values, used)
+
+    def state(self) -> LayerState:
+        """For `empty_like`."""
+        return LayerState("rotating", self.offset, self.start, self.window)
+
+    def fill(self, keys: mx.array, values: mx.array) -> None:
+        """Take the arrays of a cache of the same state, cut."""
+        self.keys, self.values = keys, values
+
     def compact(self) -> None:
         """Give back the room for tokens to come, where it is worth a copy."""
         used = self.offset - self.start
@@ -174,6 +214,19 @@ class RotatingKV:
         return max(0, self.offset - (self.window - 1))
 
 
+def empty_like(state: LayerState) -> LayerCache:
+    """A cache of this state, whose arrays are still to be filled in. Raises ValueError for one that cannot be."""
+    if not 0 <= state.start <= state.offset or (state.kind == "full" and state.start):
+        raise ValueError(f"a {state.kind} cache of tokens {state.start} to {state.offset}")
+    if state.kind == "full":
+        full = FullKV()
+        full.offset = state.offset
+        return full
+    rotating = RotatingKV(state.window)
+    rotating.offset, rotating.start = state.offset, state.start
+    return rotating
+
+
 def _rounded(tokens: int) -> int:
     return (tokens + STEP - 1) // STEP * STEP
 
@@ -189,6 +242,11 @@ def _moved(buffer: mx.array | None, low: int, high: int, more: int, like: mx.arr
     kept = high - low
     room = mx.zeros((batch, heads, _rounded(kept + more) - kept, dim), like.dtype)
     return room if buffer is None or kept == 0 else mx.concatenate([buffer[..., low:high, :], room], axis=2)
+
+
+def _cut(buffer: mx.array | None, used: int) -> mx.array | None:
+    """A view of the tokens in use."""
+    return buffer if buffer is None or buffer.shape[2] == used else buffer[..., :used, :]
 
 
 def _compacted(buffer: mx.array | None, used: int) -> mx.array | None:

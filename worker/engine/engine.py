@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shared.wire import FinishReason, WorkerStats
+from worker.engine.kv_budget import KvBudget
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, Status
 
@@ -75,6 +76,9 @@ class Loaded:
     prefix: Any
     max_rows: int
     prefill_chunk: int
+    kv: KvBudget = field(default_factory=KvBudget)  # of all rows
+    spill: Any = None  # `worker.cache.disk.Spill`, where the prefix cache outlives the worker
+    restored_bytes: int = 0  # of the prefix cache, from there
     description: dict[str, Any] = field(default_factory=dict)  # facts for whoever asked for the load
 
 
@@ -122,7 +126,9 @@ class Engine:
 
         def adopt() -> Loaded:
             loaded = build()
-            self._scheduler = Scheduler(max_rows=loaded.max_rows, prefill_chunk=loaded.prefill_chunk)
+            self._scheduler = Scheduler(
+                max_rows=loaded.max_rows, prefill_chunk=loaded.prefill_chunk, kv=loaded.kv
+            )
             self._loaded = loaded
             self._measure()
             return loaded
@@ -137,9 +143,20 @@ class Engine:
         """End a sequence at the next chunk or step; unknown or ended ids are ignored."""
         self._inbox.put(lambda: self._cancel(sequence_id))
 
+    def spill(self, should_stop: Callable[[], bool]) -> "Future[int]":
+        """Write the prefix cache to disk, where the load provided for it; gives the bytes that lie there now."""
+
+        def write() -> int:
+            loaded = self._loaded
+            if loaded is None or loaded.spill is None:
+                return 0
+            return int(loaded.spill.write(loaded.prefix, should_stop))
+
+        return self.call(write)
+
     def stats(self) -> WorkerStats:
         """Counters as of the last step; never waits for the engine."""
-        scheduler = self._scheduler
+        scheduler, loaded = self._scheduler, self._loaded
         active, peak, cache = self._memory
         return WorkerStats(
             steps=self._steps,
@@ -150,7 +167,9 @@ class Engine:
             active_bytes=active,
             peak_bytes=peak,
             cache_bytes=cache,
-            prefix_bytes=self._loaded.prefix.nbytes if self._loaded else 0,
+            kv_bytes=scheduler.promised_bytes if scheduler else 0,
+            prefix_bytes=loaded.prefix.nbytes if loaded else 0,
+            restored_bytes=loaded.restored_bytes if loaded else 0,
             tokens=self._tokens,
         )
 
@@ -201,8 +220,11 @@ class Engine:
         while True:
             if not self._take(wait=False):
                 return
-            outputs = [self._admit(sequence) for sequence in scheduler.admit()]
+            outputs = [output for sequence in scheduler.admit() for output in self._admit(sequence)]
             step = scheduler.schedule()
+            for old, again in step.preempted:
+                self._sequences[old.id] = again
+                self._keep(old)
             if not step and pending is None:
                 self._emit(outputs)
                 if not scheduler.has_work:
@@ -232,15 +254,18 @@ class Engine:
             pending = begun
             self._count()
 
-    def _admit(self, sequence: Sequence) -> Output:
-        """Give a new row its caches, from the prefix cache as far as that goes; one token is left to run."""
+    def _admit(self, sequence: Sequence) -> list[Output]:
+        """Give a new row its caches, from the prefix cache as far as that goes; one token is left to run.
+
+        Nobody hears of the second admission of a row that was preempted.
+        """
         assert self._loaded is not None
         caches, reused = self._loaded.prefix.take(sequence.prompt)
         if caches is None:
             caches = self._loaded.model.make_caches(len(sequence.prompt))
         sequence.caches = caches
         sequence.num_cached = sequence.num_reused = reused
-        return Output(sequence.id, admitted=True, reused=reused)
+        return [] if sequence.was_preempted else [Output(sequence.id, admitted=True, reused=reused)]
 
     def _update(self, pending: "Pending") -> list[Output]:
         """Read the tokens of a step and book them; rows that ended meanwhile are passed over."""
@@ -272,11 +297,15 @@ class Engine:
             self._emit([Output(sequence_id, finish="cancelled")])
 
     def _end(self, sequence: Sequence) -> None:
-        """Take a sequence out and keep its KV for the next request that begins alike."""
+        """Take a sequence out."""
         assert self._scheduler is not None
-        assert self._loaded is not None
         self._scheduler.remove(sequence)
         self._sequences.pop(sequence.id, None)
+        self._keep(sequence)
+
+    def _keep(self, sequence: Sequence) -> None:
+        """Keep the KV of a row that has left for the next request that begins alike."""
+        assert self._loaded is not None
         if sequence.caches is not None:
             self._loaded.prefix.put(sequence.cached_ids, sequence.caches)
         sequence.caches = sequence.token = None

@@ -25,13 +25,13 @@ class SamplingPlan:
     min_p: float = 0.0
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
     """`prompt` is what is fed before the first new token, ids of a resumed answer included.
 
     `num_resumed` of the prompt's last ids belong to the answer: they count against `max_tokens` and shift the
     sampling index. `num_cached` tokens are in `caches` or scheduled to be; `generated` are the tokens
-    read so far.
+    read so far. `promised`: tokens that it may have in `caches` as the KV budget stands.
     """
 
     id: str
@@ -45,6 +45,8 @@ class Sequence:
     num_cached: int = 0
     num_reused: int = 0  # of num_cached, from the prefix cache
     num_sampled: int = 0  # tokens scheduled to be sampled, read or not
+    promised: int = 0
+    was_preempted: bool = False  # the second life, or a later one, of a row that had to give way
     generated: list[int] = field(default_factory=list)
     caches: list[Any] | None = None
     token: Any = None  # the device array of the newest sampled token, [1, 1]
@@ -59,6 +61,11 @@ class Sequence:
         return self.num_resumed + len(self.generated)
 
     @property
+    def most_tokens(self) -> int:
+        """Of prompt and answer, when it runs to its end."""
+        return len(self.prompt) - self.num_resumed + self.max_tokens
+
+    @property
     def wants_decode(self) -> bool:
         """Another token may be sampled without going past `max_tokens`."""
         return self.status is Status.DECODE and self.num_resumed + self.num_sampled < self.max_tokens
@@ -67,3 +74,16 @@ class Sequence:
     def cached_ids(self) -> list[int]:
         """The ids whose keys and values are in `caches` (as far as they have been read)."""
         return [*self.prompt, *self.generated][: self.num_cached]
+
+    def again(self) -> "Sequence":
+        """The same request from here on, as one that is resumed. A token drawn but not read is drawn once more."""
+        return Sequence(
+            self.id,
+            [*self.prompt, *self.generated],
+            self.max_tokens,
+            self.sampling,
+            self.seed,
+            self.eos,
+            num_resumed=self.num_generated,
+            was_preempted=True,
+        )
