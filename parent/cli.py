@@ -21,8 +21,9 @@ from shared.version import VERSION
 # `run(args) -> int`; its docstring is the text of `mlxd VERB --help`.
 VERBS: dict[str, tuple[str, str]] = {
     "serve": ("serve", "serve a model, the API and the chat page"),
+    "restart": ("restart", "restart the running server without losing a request or a loaded model"),
     "chat": ("chat", "chat in the terminal"),
-    "pull": ("pull", "fetch the starter model"),
+    "pull": ("pull", "fetch a model: the starter, or one of the hub"),
     "import": ("import_gguf", "convert a GGUF file into a model of the library"),
     "ls": ("ls", "list the models"),
     "rm": ("rm", "delete a model"),

@@ -1,22 +1,29 @@
-"""One `mlxd serve` per data folder: a lock that dies with its process, and the clearing of what a dead one left."""
+"""One `mlxd serve` per data folder: a lock that dies with its process, and what a dead one left behind: workers to
+adopt, in the runtime folder where their sockets are, or rubbish to clear away.
+"""
 
 import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import shutil
 import stat
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 import msgspec
 
+from parent.workers import adoption, runtime_file
+from parent.workers.runtime_file import RuntimeRecord
 from shared.errors import ErrorCode, Refused, refuse
 
 SUN_PATH = 104  # bytes of a socket path on macOS, its final NUL included; Linux has 108
 PREFIX = "mlxd-"
+END_S = 3.0  # for a worker that nobody adopts, between TERM and KILL
 _ADVICE = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",
@@ -27,18 +34,25 @@ _ADVICE = {
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The content of `mlxd.lock`. `runtime` is where its sockets are."""
+    """The content of `mlxd.lock`. `runtime` is where its sockets are; `boot` is another after every start."""
 
     pid: int
     url: str
     runtime: str = ""
+    boot: str = ""
 
 
 class Instance:
-    """The right to serve a data folder, held from `claim` to `release` (or death). A context manager."""
+    """The right to serve a data folder, held from `claim` to `release` (or death). A context manager.
 
-    def __init__(self, data_dir: Path) -> None:
+    `lock_fd`: the lock file, held already; the program that we were before an exec has handed it over.
+    """
+
+    def __init__(self, data_dir: Path, *, lock_fd: int = -1) -> None:
         self.data_dir = data_dir
+        self.boot = secrets.token_hex(8)
+        self._lock_fd = lock_fd
+        self._leftovers: list[RuntimeRecord] = []
         self.runtime_dir = data_dir / "run"
         self._path = data_dir / "mlxd.lock"
         self._file: IO[bytes] | None = None
@@ -47,9 +61,8 @@ class Instance:
         """Raises `Refused` naming the process that serves this folder already, or what forbids the lock."""
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
-            self._file = self._lock()
-            self._clear(read_owner(self._path))
-            self.runtime_dir = self._make_runtime_dir()
+            self._file = self._lock() if self._lock_fd < 0 else self._handed_over()
+            self._find_runtime_dir(read_owner(self._path))
         except OSError as error:
             self.release()
             raise self._cannot_write(error) from None
@@ -61,7 +74,7 @@ class Instance:
     def announce(self, url: str) -> None:
         """Write who serves and where, for other processes to read. Raises `Refused`, and is released then."""
         assert self._file is not None
-        owner = msgspec.json.encode(Owner(os.getpid(), url, str(self.runtime_dir)))
+        owner = msgspec.json.encode(Owner(os.getpid(), url, str(self.runtime_dir), self.boot))
         try:
             os.ftruncate(self._file.fileno(), 0)
             self._file.write(owner)  # appends, so to the beginning
@@ -69,13 +82,34 @@ class Instance:
             self.release()
             raise self._cannot_write(error) from None
 
+    @property
+    def lock_fd(self) -> int:
+        """Of the lock file, to be handed over."""
+        assert self._file is not None
+        return self._file.fileno()
+
+    def leftovers(self) -> list[RuntimeRecord]:
+        """The workers that an earlier server wrote down and that nobody has settled yet. Adopt them, then say
+        `clear_leftovers`.
+        """
+        return list(self._leftovers)
+
+    async def clear_leftovers(self, kept: Collection[RuntimeRecord] = ()) -> None:
+        """End the workers that were not adopted, at most a few seconds each, and remove their sockets."""
+        pids = {record.pid for record in kept}
+        for record in self._leftovers:
+            if record.pid not in pids:
+                await adoption.end(record, END_S)
+        self._leftovers = []
+
     def release(self) -> None:
-        """Remove the sockets' folder and the lock file."""
+        """Remove the sockets' folder and the lock file; not while there are workers that another may adopt."""
         if self._file is None:
             return
-        shutil.rmtree(self.runtime_dir, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            self._path.unlink()
+        if not self._leftovers:
+            shutil.rmtree(self.runtime_dir, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._path.unlink()
         self._file.close()  # last: whoever waits for the lock then finds that its file is no longer this one
         self._file = None
 
@@ -94,6 +128,14 @@ class Instance:
                 file.close()
                 raise
             file.close()
+
+    def _handed_over(self) -> IO[bytes]:
+        os.set_inheritable(self._lock_fd, False)
+        file = open(self._lock_fd, "a+b", buffering=0)  # noqa: SIM115  (held for the life of the server)
+        if not _is_same_file(file, self._path):  # somebody removed it: ours is the lock of nothing
+            file.close()
+            return self._lock()
+        return file
 
     def _served_already(self) -> Refused:
         owner = read_owner(self._path)
@@ -121,11 +163,23 @@ class Instance:
     ) -> None:
         self.release()
 
-    def _clear(self, dead: Owner | None) -> None:
-        """The lock is ours, so whoever wrote this is gone."""
-        shutil.rmtree(self.data_dir / "run", ignore_errors=True)
-        if dead is not None and _is_our_temporary(Path(dead.runtime)):
-            shutil.rmtree(dead.runtime, ignore_errors=True)
+    def _find_runtime_dir(self, dead: Owner | None) -> None:
+        """The lock is ours, so whoever wrote it is gone. His folder is used again if workers may live in it."""
+        usual = self.data_dir.absolute() / "run"
+        other = Path(dead.runtime) if dead is not None and _is_our_temporary(Path(dead.runtime)) else usual
+        for folder in (other, usual):
+            if _is_ours(folder) and (found := runtime_file.read(folder / runtime_file.NAME)):
+                self._leftovers, self.runtime_dir = found, folder
+                break
+        else:
+            for folder in (usual, other):
+                shutil.rmtree(folder, ignore_errors=True)
+            self.runtime_dir = self._make_runtime_dir()
+            return
+        sockets = {path for record in self._leftovers for path in (record.socket, record.adopt_socket)}
+        for path in self.runtime_dir.iterdir():
+            if str(path) not in sockets and path.name != runtime_file.NAME:
+                path.unlink()
 
     def _make_runtime_dir(self) -> Path:
         """Private, and short enough: a socket's path has 104 bytes on macOS."""
@@ -152,9 +206,13 @@ def _is_same_file(file: IO[bytes], path: Path) -> bool:
 
 
 def _is_our_temporary(path: Path) -> bool:
+    return _is_ours(path) and path.parent == Path("/tmp") and path.name.startswith(PREFIX)
+
+
+def _is_ours(path: Path) -> bool:
+    """A folder of this user, no link to one."""
     try:
         found = path.lstat()
     except OSError:
         return False
-    ours = found.st_uid == os.getuid() and stat.S_ISDIR(found.st_mode)
-    return ours and path.parent == Path("/tmp") and path.name.startswith(PREFIX)
+    return found.st_uid == os.getuid() and stat.S_ISDIR(found.st_mode)

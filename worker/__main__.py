@@ -22,6 +22,7 @@ from shared.control import (
     JobUpdate,
     LaunchJob,
     LaunchModel,
+    Resize,
     Shutdown,
     ToWorker,
 )
@@ -56,7 +57,7 @@ def main() -> None:
                 _serve(launch, control, args.data_fd)
             case LaunchJob() as launch:
                 raise SystemExit(_work(launch, control))
-            case Drain() | Cancel() | Adopt():
+            case Drain() | Cancel() | Adopt() | Resize():
                 continue  # nothing has begun
 
 

@@ -58,7 +58,12 @@ def run(args: argparse.Namespace) -> int:
     library.scan()
     entry = library.add(entry)
     return serve(
-        live, library, default=entry.id, worker_env=env, on_listening=announcement(entry, opens=opens)
+        live,
+        library,
+        default=entry.id,
+        worker_env=env,
+        on_listening=announcement(entry, opens=opens),
+        keep_fds=() if args.leave_with_fd is None else (args.leave_with_fd,),
     )
 
 

@@ -56,6 +56,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     hang_times: int = 1  # …and before each of the next events, so often in all
     freeze_after: int = -1  # its whole process does nothing any more after so many content events
     stall_after: int = -1  # heartbeats go on, but this request never does
+    hold_after: int = -1  # …does not until there is a file `release` in the model directory
     fail_after: int = -1  # a Failed event after so many content events
     cut_after: int = -1  # close the connection without a last event
     refuse: str = ""  # an error code: answer 400 before any event

@@ -373,6 +373,8 @@ class Worker:
                 time.sleep(3600)  # noqa: ASYNC251  (the sin itself)
             if sins_left and number == script.stall_after:
                 await asyncio.Event().wait()
+            if number == script.hold_after:
+                await self._released()
             if number == script.fail_after:
                 await tell(wire.Failed(Failure(ErrorCode.ENGINE_FAULT, "the engine raised, as told")))
                 await asgi.send_chunk(send, b"", more=False)
@@ -401,6 +403,13 @@ class Worker:
         reason: wire.FinishReason = "length" if length < script.tokens else "stop"
         await tell(wire.Finish(reason, usage))
         await asgi.send_chunk(send, b"", more=False)
+
+    async def _released(self) -> None:
+        """A test says so by a file."""
+        while True:
+            if (Path(self.model_path) / "release").exists():
+                return
+            await asyncio.sleep(0.01)
 
     @staticmethod
     def _groups(start: int, length: int, size: int) -> Iterator[tuple[int, int]]:

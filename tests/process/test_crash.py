@@ -261,7 +261,7 @@ def test_a_cut_connection_without_a_crash_resumes_on_the_same_worker(tmp_path: P
 
 
 def test_no_worker_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:
-    with served(tmp_path, {"ms_per_token": 50, "tokens": 1000}) as server:
+    with served(tmp_path, {"ms_per_token": 50, "tokens": 1000}, adopt_grace_s=0.2) as server:
         worker = server.wait_state("ready")["pid"]
         with server.http.stream("POST", "/v1/chat/completions", json=chat("x", stream=True)) as stream:
             next(stream.iter_bytes())

@@ -16,6 +16,7 @@ from tests.process.harness import (
     content,
     frames,
     is_running,
+    left_in,
     served,
     start,
     until,
@@ -46,7 +47,7 @@ class Streaming(threading.Thread):
             self.error = error
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_shutdown_lets_a_running_stream_finish_and_removes_what_was_made(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -60,20 +61,7 @@ def test_shutdown_lets_a_running_stream_finish_and_removes_what_was_made(
         assert stream.received.endswith("data: [DONE]\n\n")
         assert len(content(stream.received).split()) == 40
         assert [entry["what"] for entry in server.journal("shutdown")] == ["shutdown"]
-        assert list((tmp_path / "data").iterdir()) == []
-
-
-def test_a_closing_terminal_that_says_so_twice_means_no_haste(tmp_path: Path) -> None:
-    with served(tmp_path, {"tokens": 40, "ms_per_token": 20}) as server:
-        server.wait_state("ready")
-        stream = Streaming(server)
-        assert stream.begun.wait(DEADLINE_S)
-        server.process.send_signal(signal.SIGHUP)
-        until(lambda: "server.signal" in server.errors(), "the first signal to be seen")
-        server.process.send_signal(signal.SIGHUP)
-        assert server.process.wait(DEADLINE_S) == 0
-        stream.join()
-        assert len(content(stream.received).split()) == 40
+        assert left_in(tmp_path / "data") == set()
 
 
 def test_shutdown_refuses_new_connections_and_answers_those_who_wait_for_a_load(tmp_path: Path) -> None:
@@ -149,16 +137,18 @@ def test_two_servers_of_one_data_folder_are_refused_by_name(tmp_path: Path) -> N
 
 
 def test_what_a_killed_server_left_is_cleared_by_the_next(tmp_path: Path) -> None:
-    with served(tmp_path) as server:
+    with served(tmp_path, adopt_grace_s=0) as server:
         server.wait_state("ready")
         server.process.kill()
         server.process.wait()
         left = {path.name for path in (tmp_path / "data").iterdir()}
-        assert left == {"mlxd.lock", "run"}
+        assert left >= {"mlxd.lock", "run"}
     (tmp_path / "data" / "run" / "w-77.sock").write_text("stale")
     with served(tmp_path) as server:
         server.wait_state("ready")
-        assert [path.name for path in (tmp_path / "data" / "run").iterdir()] == ["w-1.sock"]
+        names = {path.name for path in (tmp_path / "data" / "run").iterdir()}
+        assert "w-77.sock" not in names
+        assert len([name for name in names if name.endswith(".sock")]) == 1
 
 
 def test_a_stale_lock_file_stops_nobody(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""`POST /admin/restart`: become the program on disk without losing a request or a worker. `GET` says how it went."""
+
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+import msgspec
+
+from shared import asgi
+from shared.errors import ErrorCode, refuse
+
+MAX_BODY = 1024
+
+
+class RestartBody(msgspec.Struct, frozen=True):
+    """`now`: answers that still run end with an error frame instead of being waited for."""
+
+    now: bool = False
+
+
+class RestartStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """`boot` is another after every start. `reason` says why a restart was given up."""
+
+    boot: str
+    pid: int
+    state: Literal["serving", "draining", "given_up"] = "serving"
+    reason: str = ""
+
+
+class Restart:
+    """The two handlers. `request` starts a restart and raises `Refused` where it cannot; `boot` names this start."""
+
+    def __init__(
+        self,
+        boot: str,
+        request: Callable[[bool], Awaitable[RestartStatus]],
+        status: Callable[[], RestartStatus],
+    ) -> None:
+        self.boot = boot
+        self._request = request
+        self._status = status
+
+    async def restart(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        """202: accepted. No new connection is answered from now on, until the new image does or it is given up."""
+        body = await asgi.read_body(receive, MAX_BODY)
+        try:
+            asked = msgspec.json.decode(body, type=RestartBody) if body.strip() else RestartBody()
+        except msgspec.MsgspecError as error:
+            raise refuse(
+                ErrorCode.INVALID_REQUEST, f'the body must be {{"now": true}} or empty: {error}', param="now"
+            ) from None
+        await asgi.respond(send, 202, msgspec.json.encode(await self._request(asked.now)))
+
+    async def status(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        await asgi.respond(send, 200, msgspec.json.encode(self._status()), [(b"cache-control", b"no-store")])
