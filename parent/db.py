@@ -21,7 +21,7 @@ from shared.logs import event
 log = logging.getLogger(__name__)
 NAME = "mlxd.sqlite"
 BUSY_S = 5.0  # how long another program (a backup, the sqlite3 shell) may hold the file
-CHECKED_BYTES = 64 << 20  # a larger file is checked through only once it was found damaged
+CHECKED_BYTES = 16 << 20  # a larger file is checked through only once it was found damaged
 T = TypeVar("T")
 Migration = Callable[[sqlite3.Connection], None]
 
@@ -43,7 +43,6 @@ def _jobs(db: sqlite3.Connection) -> None:
         )
         """
     )
-    db.execute("CREATE INDEX jobs_by_age ON jobs (created_at)")
     over = "('done', 'failed', 'cancelled', 'lost')"
     db.execute(
         f"CREATE UNIQUE INDEX jobs_one_at_a_time ON jobs (exclusive) WHERE exclusive != '' AND state NOT IN {over}"

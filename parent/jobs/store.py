@@ -130,7 +130,7 @@ class Jobs:
         def take(db: sqlite3.Connection) -> Job | None:
             found = db.execute(
                 "SELECT id FROM jobs WHERE state = ? AND (retry_at IS NULL OR retry_at <= ? OR retry_at > ?) "
-                "ORDER BY created_at, rowid LIMIT 1",
+                "ORDER BY rowid LIMIT 1",
                 (State.QUEUED, now, now + FAR_S),
             ).fetchone()
             if found is None:
@@ -169,7 +169,7 @@ class Jobs:
                 _job(row)
                 for row in db.execute(
                     f"SELECT {_COLUMNS} FROM jobs WHERE (? = '' OR kind = ?) AND state IN ({marks}) "
-                    "ORDER BY created_at DESC, rowid DESC LIMIT ?",
+                    "ORDER BY rowid DESC LIMIT ?",
                     (kind, kind, *states, limit),
                 )
             ]

@@ -16,7 +16,7 @@ from shared import control
 from shared.errors import ErrorCode, Refused
 from shared.jobs import JobStage, PullRepo
 from tests.fakes.hub import Hub, git_hash
-from tests.process.harness import until
+from tests.process.harness import ROOT, until
 from tests.process.pulling import (
     NEEDED,
     REPO,
@@ -352,6 +352,18 @@ def test_a_cancelled_pull_keeps_what_it_has(tmp_path: Path) -> None:
         hub.hold.clear()
         pull(hub.url, tmp_path)
         assert hub.starts(WEIGHTS) == [0, here]
+
+
+def test_a_pull_loads_no_mlx_and_its_library_calls_nobody_else() -> None:
+    script = (
+        "import sys, worker.__main__, worker.jobs.pull_repo; from huggingface_hub import constants as c\n"
+        "print(*sys.modules); assert c.HF_HUB_DISABLE_TELEMETRY and c.HF_HUB_DISABLE_XET"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = {name.partition(".")[0] for name in said.stdout.split()}
+    assert loaded.isdisjoint({"mlx", "numpy", "tokenizers", "hf_xet", "torch", "parent"})
 
 
 def test_a_worker_that_waits_for_a_silent_hub_keeps_saying_that_it_lives(tmp_path: Path) -> None:
