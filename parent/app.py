@@ -91,7 +91,7 @@ class Application:
             Router(routes=self._routes(), default=not_found, redirect_slashes=False),
             Policy(settings.host, settings.allowed_hosts, platform.node()),
         )
-        live.checks.append(lambda resolved: self.pool.check_pins(resolved.settings, resolved.models))
+        live.checks.append(lambda resolved: self.pool.roster.check_pins(resolved.settings, resolved.models))
         live.on_change.append(self._settings_changed)
 
     def _routes(self) -> list[BaseRoute]:
@@ -143,7 +143,7 @@ class Application:
 
         Returns the records of those that were adopted. Raises `Refused` (cannot_fit) for a pinned set over budget.
         """
-        self.pool.check_pins(self.live.settings, self.live.models)
+        self.pool.roster.check_pins(self.live.settings, self.live.models)
         self.db.open()
         adopted = await self.pool.start(leftovers)
         await self.jobs.start()
@@ -163,8 +163,7 @@ class Application:
         task.add_done_callback(self._tasks.discard)
 
     def _settings_changed(self, change: Change) -> None:
-        self.pool.settings = self.live.settings
-        self.pool.refresh()
+        self.pool.take_settings(self.live.settings)
         self._publish()
 
     def close(self) -> None:

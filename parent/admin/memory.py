@@ -26,8 +26,8 @@ class Memory:
         asked = {
             name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()
         }
-        entry = self.pool.find(asked.get("model", "")).entry
-        host = self.pool.host(entry)
+        entry = (await self.pool.roster.choose(asked.get("model", ""))).entry
+        host = self.pool.roster.host(entry)
         launch = host.recipe.launch
         context = _tokens(asked.get("context", "")) or launch.max_context or entry.context
         if not context:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from parent.bus import Bus
+from parent.pool import operators
 from parent.pool.pool import Pool
 from parent.protocols import sse
 from shared import asgi
@@ -23,15 +24,15 @@ class Workers:
         self.view = view
 
     async def restart(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
-        entry = self.pool.library.resolve(scope["path_params"]["id"]).entry
-        host = self.pool.restart(entry)
+        entry = self.pool.roster.library.resolve(scope["path_params"]["id"]).entry
+        host = operators.restart(self.pool, entry)
         answer = {"model": entry.id, "state": host.supervisor.state}
         await asgi.respond(send, 202, msgspec.json.encode(answer))
 
     async def check(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """Deep health: one small forward where the worker is idle, else whether its steps go on. 200 or 503."""
-        entry = self.pool.library.resolve(scope["path_params"]["id"]).entry
-        host = self.pool.hosts.get(entry.id)
+        entry = self.pool.roster.library.resolve(scope["path_params"]["id"]).entry
+        host = self.pool.roster.hosts.get(entry.id)
         if host is None or host.supervisor.client is None:
             raise refuse(ErrorCode.CONFLICT, f"{entry.id} is not loaded, so there is nothing to check")
         found = await host.supervisor.check(CHECK_S)

@@ -39,7 +39,9 @@ class Waiter:
     """One request that wants a model, from its arrival to its release."""
 
     def __init__(self, number: int, model: str, client: str, since: float) -> None:
-        self.number = number
+        self.key = self.number = (
+            number  # the number is also the place in the queue: it falls when a worker is lost
+        )
         self.model = model
         self.client = client
         self.since = since
@@ -117,6 +119,10 @@ class Desk:
     @property
     def num_waiting(self) -> int:
         return sum(len(slot.waiting) for slot in self.slots.values())
+
+    def has_waiting(self, client: str) -> bool:
+        """Whether a request of this client waits, for whatever model."""
+        return any(waiter.client == client for slot in self.slots.values() for waiter in slot.waiting)
 
     def pinned(self, but: str = "") -> list[str]:
         """The pinned models, `but` left out."""

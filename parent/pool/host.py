@@ -1,7 +1,5 @@
 """One model's workers: the one that requests go to, perhaps a successor beside it, and those that leave."""
 
-from collections.abc import Callable
-
 from msgspec.structs import replace
 
 from parent.config import Settings
@@ -14,8 +12,6 @@ from parent.workers.states import State
 from parent.workers.supervisor import Supervisor
 from shared.control import LaunchModel
 from shared.errors import Failure
-
-MakeSupervisor = Callable[[LaunchModel], Supervisor]
 
 
 class Host:
@@ -34,6 +30,7 @@ class Host:
         self.leaving: list[Supervisor] = []
         self.starts_afresh = False  # an operator's wish: earlier failures do not count
         self.comes_back = False  # it leaves only to be loaded again, with other settings
+        self.keep_alive_s = -1.0  # as configured, when last looked at
         self.rollout = ""  # how the last change of settings ended, where it did not go well
         self.doomed: dict[str, Failure] = {}  # by socket: what a request that is lost there is told
 

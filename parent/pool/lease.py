@@ -2,26 +2,38 @@
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from parent.pool.desk import Phase, Waiter
+from parent.config import Settings
+from parent.pool.desk import Desk, Phase, Waiter
 from parent.pool.host import Host
 from parent.workers.client import WorkerClient
 from parent.workers.states import State
 from shared.errors import ErrorCode, Failure, Refused
-
-if TYPE_CHECKING:
-    from parent.pool.pool import Pool
 
 DEATH_SHOWS_S = 1.0  # a death is seen on the data channel first, then on the control channel
 
 UNKNOWN_LOAD_S = 5.0
 
 
+class Keeper(Protocol):
+    """What a lease needs of the pool that gave it."""
+
+    settings: Settings
+    desk: Desk
+    is_closing: bool
+
+    def requeue(self, lease: "Lease") -> None:
+        """Its worker is lost."""
+
+    def left(self, lease: "Lease") -> None:
+        """It has ended."""
+
+
 class Lease:
     """Made by `Pool.ask`. `grant` waits for a worker; after a loss, `grant` again. Release it in every case."""
 
-    def __init__(self, pool: "Pool", host: Host, waiter: Waiter) -> None:
+    def __init__(self, pool: Keeper, host: Host, waiter: Waiter) -> None:
         self.host = host
         self.waiter = waiter
         self._pool = pool

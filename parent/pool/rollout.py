@@ -4,9 +4,10 @@ after it; requests go to whichever is ready, and a new worker that fails leaves 
 
 import logging
 import time
-from typing import TYPE_CHECKING
 
-from parent.pool.desk import Phase
+from parent.library.machine import Device
+from parent.pool.crew import Crew, forgive
+from parent.pool.desk import Desk, Phase
 from parent.pool.estimate import bill_of
 from parent.pool.host import Host
 from parent.pool.refusal import refusal
@@ -14,15 +15,12 @@ from parent.workers.states import State
 from parent.workers.supervisor import Supervisor
 from shared.logs import event
 
-if TYPE_CHECKING:
-    from parent.pool.pool import Pool
-
 log = logging.getLogger(__name__)
 
 
-def begin(pool: "Pool", host: Host) -> None:
+def begin(crew: Crew, desk: Desk, host: Host, device: Device) -> None:
     """Replace the worker of `host` where it was started by another recipe than the settings now say."""
-    slot = host.slot
+    slot, ledger, limit = host.slot, desk.ledger, desk.policy.max_resident
     if host.recipe == host.running:
         return
     if slot.phase is Phase.LOADING and host.good is None:
@@ -31,62 +29,66 @@ def begin(pool: "Pool", host: Host) -> None:
         return
     if slot.phase is not Phase.READY or host.successor is not None:
         return  # absent: the next load takes the new one; rolling: looked at again at its end
-    bill = bill_of(host.entry, host.recipe.launch, pool.device)
-    ledger, limit = pool.desk.ledger, pool.settings.max_resident
+    bill = bill_of(host.entry, host.recipe.launch, device)
     if bill.least > ledger.free or (limit and ledger.count("model") >= limit):
         event(log, "model.rollout", model=slot.model, how="drain, then start")
-        pool.desk.unload(slot.model)
+        desk.unload(slot.model)
         host.comes_back = True
         return
     event(log, "model.rollout", model=slot.model, how="beside")
     slot.is_rolling = True
-    successor = host.successor = pool.make_supervisor(host.recipe.launch)
-    pool.belongs(successor, host)
-    grant = bill.grant(bill.least + max(0, ledger.free - bill.least) // 2)
+    successor = host.successor = crew.make(host.recipe.launch)
+    crew.hosts[successor] = host
+    grant = bill.grant(bill.least + (ledger.free - bill.least) // 2)
     ledger.reserve(successor.name, grant.total, grant=grant)
     host.prepare(successor, grant)
     successor.want()
 
 
-def moved(pool: "Pool", host: Host, successor: Supervisor) -> None:
+def moved(crew: Crew, desk: Desk, host: Host, device: Device) -> None:
     """The successor's state has changed: take over, or give up."""
+    successor = host.successor
+    assert successor is not None
     if successor.state is State.READY:
-        old = host.supervisor
-        host.supervisor, host.successor = successor, None
-        host.slot.account, host.slot.is_rolling = successor.name, False
-        host.good, host.rollout = host.running, ""
-        host.leaving.append(old)
-        pool.settle(host, successor)
-        pool.desk.moved(host.slot.model, Phase.READY, time.monotonic())
-        host.slot.room = successor.launch.max_rows
-        old.unwant()
-        event(log, "model.switched", model=host.slot.model, worker=successor.name)
-        begin(pool, host)  # the settings may have changed again meanwhile
+        _switch(crew, desk, host, successor)
+        begin(crew, desk, host, device)  # the settings may have changed again meanwhile
     elif successor.state in (State.BACKOFF, State.FAILED, State.EXHAUSTED):
-        failure = refusal(successor) or successor.life.failure
-        _failed(host, failure.message if failure else "its worker did not become ready")
         host.bad, host.running = host.running, host.good or host.running
         host.recipe = host.running
-        host.slot.is_rolling = False
-        host.successor = None
+        _note_failure(host, successor)
+        host.slot.is_rolling, host.successor = False, None
         host.leaving.append(successor)
         successor.unwant()
 
 
-def go_back(pool: "Pool", host: Host) -> bool:
+def _switch(crew: Crew, desk: Desk, host: Host, successor: Supervisor) -> None:
+    old = host.supervisor
+    host.supervisor, host.successor = successor, None
+    host.slot.account, host.slot.is_rolling = successor.name, False
+    host.good, host.rollout = host.running, ""
+    host.leaving.append(old)
+    crew.settle(host, successor)
+    desk.moved(host.slot.model, Phase.READY, time.monotonic())
+    host.slot.room = successor.launch.max_rows
+    old.unwant()
+    event(log, "model.switched", model=host.slot.model, worker=successor.name)
+
+
+def go_back(desk: Desk, host: Host, device: Device) -> bool:
     """The worker of the new recipe cannot be had: begin again with the last good one. False = there is none."""
     good = host.good
     if good is None or good == host.running:
         return False
-    failure = refusal(host.supervisor)
-    _failed(host, failure.message if failure else "its worker did not become ready")
+    _note_failure(host, host.supervisor)
     host.bad, host.recipe = host.running, good
-    host.slot.bill = bill_of(host.entry, good.launch, pool.device)
-    pool.forgive(host)
+    host.slot.bill = bill_of(host.entry, good.launch, device)
+    forgive(desk, host, time.monotonic())
     host.slot.kept_since = time.monotonic()
     return True
 
 
-def _failed(host: Host, why: str) -> None:
+def _note_failure(host: Host, supervisor: Supervisor) -> None:
+    failure = refusal(supervisor) or supervisor.life.failure
+    why = failure.message if failure else "its worker did not become ready"
     host.rollout = f"the new settings were not taken, the old ones serve on: {why}"
     event(log, "model.rollout_failed", level=logging.WARNING, model=host.slot.model, reason=why)

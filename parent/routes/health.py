@@ -51,7 +51,7 @@ class Health:
 
     async def running(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """The models in memory or on their way, with what they hold and how busy they are."""
-        present = [host for host in self.pool.hosts.values() if host.slot.phase is not Phase.ABSENT]
+        present = [host for host in self.pool.roster.hosts.values() if host.slot.phase is not Phase.ABSENT]
         await _json(send, 200, {"models": [self._row(host) for host in present]})
 
     def view(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Health:
             }
         return {
             **view,
-            "workers": [self._row(each) for each in pool.hosts.values()],
+            "workers": [self._row(each) for each in pool.roster.hosts.values()],
             "ledger": pool.desk.ledger.view(),
             "waiting": pool.desk.num_waiting,
             "uptime_s": round(time.monotonic() - self._started_at, 3),
@@ -107,9 +107,9 @@ class Health:
 
     def _first(self) -> Host | None:
         """The default model's; where there is none, the last used."""
-        hosts = self.pool.hosts
-        if self.pool.default in hosts:
-            return hosts[self.pool.default]
+        hosts = self.pool.roster.hosts
+        if self.pool.roster.default in hosts:
+            return hosts[self.pool.roster.default]
         return max(hosts.values(), key=lambda host: host.slot.last_used, default=None)
 
 

@@ -50,7 +50,7 @@ class InferenceRoute:
             else:
                 asked = await asyncio.to_thread(protocol.decode, body)
             del body
-            found = await self.forwarder.pool.choose(asked.model)
+            found = await self.forwarder.pool.roster.choose(asked.model)
         except Refused as refused:
             record.end = refused.failure.code
             await send_failure(send, protocol, refused.failure)

@@ -1,10 +1,11 @@
 """`/v1/models`, `/v1/models/{id}` and its `load` and `unload`: what can be served, under each of its names."""
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from parent.library.catalog import ModelEntry
+from parent.pool import operators
 from parent.pool.desk import Phase
 from parent.pool.host import Host
 from parent.pool.pool import Pool
@@ -26,7 +27,7 @@ class LoadBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class UnloadBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`POST …/unload`."""
 
-    mode: Literal["drain", "now", "if-idle"] = "drain"
+    mode: operators.Mode = "drain"
     wait: bool = False
 
 
@@ -39,7 +40,7 @@ class Models:
 
     async def all(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         await self.pool.look()
-        rows = [self._row(entry) for entry in self.pool.library.entries if not entry.error]
+        rows = [self._row(entry) for entry in self.pool.roster.library.entries if not entry.error]
         await asgi.respond(send, 200, msgspec.json.encode({"object": "list", "data": rows}))
 
     async def one(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
@@ -50,13 +51,13 @@ class Models:
         """202 with the state, or with `wait` 200 once it is ready."""
         body = await read_json(receive, LoadBody)
         entry = await self._entry(scope)
-        host = self.pool.load(entry, kept_for(body.keep_alive))
+        host = operators.load(self.pool, entry, kept_for(body.keep_alive))
         if body.wait:
             await asgi.run_until_gone(receive, lambda: self._until_loaded(host))
         await self._say(send, host, 200 if host.slot.phase is Phase.READY else 202)
 
     async def _entry(self, scope: asgi.Scope) -> ModelEntry:
-        return (await self.pool.known(scope["path_params"]["id"])).entry
+        return (await self.pool.roster.known(scope["path_params"]["id"])).entry
 
     async def _until_loaded(self, host: Host) -> None:
         lease = self.pool.ask(host.entry)
@@ -69,11 +70,11 @@ class Models:
         """202 with the state, or with `wait` 200 once the process has gone and its memory is back."""
         body = await read_json(receive, UnloadBody)
         entry = await self._entry(scope)
-        host = self.pool.hosts.get(entry.id)
+        host = self.pool.roster.hosts.get(entry.id)
         if host is None:
             raise refuse(ErrorCode.CONFLICT, f"{entry.id} is not loaded")
         leaving = host.supervisor
-        self.pool.unload(host, body.mode)
+        operators.unload(self.pool, host, body.mode)
         if body.wait:
             await asgi.run_until_gone(receive, leaving.absent)
         await self._say(send, host, 200 if host.slot.phase is Phase.ABSENT else 202)
@@ -86,17 +87,17 @@ class Models:
         await asgi.respond(send, status, msgspec.json.encode(answer))
 
     def _row(self, entry: ModelEntry) -> dict[str, Any]:
-        host = self.pool.hosts.get(entry.id)
+        host = self.pool.roster.hosts.get(entry.id)
         facts = host.supervisor.facts if host else None
         phase = host.slot.phase if host else Phase.ABSENT
         defaults = facts.defaults if facts else wire.Sampling()
-        options = self.pool.library.options(entry.id)
+        options = self.pool.roster.library.options(entry.id)
         return {
             "id": entry.id,
             "object": "model",
             "created": self.created,
             "owned_by": "mlxd",
-            "aliases": [name for name in self.pool.library.names(entry) if name != entry.id],
+            "aliases": [name for name in self.pool.roster.library.names(entry) if name != entry.id],
             "profiles": list(options.profiles),
             "state": host.supervisor.state if host else "absent",
             "resident": phase is Phase.READY,
