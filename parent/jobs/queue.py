@@ -266,21 +266,22 @@ class _Run:
                 async with asyncio.timeout_at(written_at + ROW_S if latest else None):
                     news = await self._inbox.get()
             except TimeoutError:
-                await self._write(Event.PROGRESS, **_progress(latest))
+                await self._progress(latest)
                 latest, written_at = None, loop.time()
                 continue
             if isinstance(news, JobStage):
                 self._growth.see(news)
                 if news.stage != self._stage:
-                    if latest is not None:
-                        await self._write(Event.PROGRESS, **_progress(latest))
+                    await self._progress(latest)
                     await self._note("stage", {"stage": news.stage, "total": news.total})
                     self._stage, written_at = news.stage, -ROW_S
                 latest = news
+                if loop.time() >= written_at + ROW_S:
+                    await self._progress(latest)
+                    latest, written_at = None, loop.time()
                 continue
-            if latest is not None:
-                await self._write(Event.PROGRESS, **_progress(latest))
-                latest = None
+            await self._progress(latest)
+            latest = None
             match news:
                 case None:
                     return
@@ -293,6 +294,14 @@ class _Run:
                 case Failure():
                     transient, changes = self._judge(news)
                     await self._write(Event.DEADLINE, transient=transient, **changes)
+
+    async def _progress(self, latest: JobStage | None) -> None:
+        if latest is None:
+            return
+        counts: dict[str, Any] = {"stage": latest.stage, "done": latest.done, "total": latest.total}
+        if self._growth.grew:
+            counts["orphaned"] = 0  # a server that dies now was not killed by this job
+        await self._write(Event.PROGRESS, message=latest.message, **counts)
 
     async def _note(self, kind: str, data: dict[str, Any]) -> None:
         try:
@@ -346,11 +355,6 @@ def _failure_of(work: "asyncio.Task[JobDone]") -> Failure | None:
         return error.failure
     log.error("job.bug", exc_info=error)
     return Failure(ErrorCode.INTERNAL, f"a bug in the server: {type(error).__name__}: {error}")
-
-
-def _progress(stage: JobStage | None) -> dict[str, Any]:
-    assert stage is not None
-    return {"stage": stage.stage, "done": stage.done, "total": stage.total, "message": stage.message}
 
 
 def _unavailable(said: str) -> Failure:

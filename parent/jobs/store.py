@@ -18,7 +18,9 @@ from parent.jobs.states import ACTIVE, TERMINAL, Event, Facts, IllegalTransition
 from shared.errors import ErrorCode, Failure, Refused, refuse
 from shared.jobs import JobSpec
 
-MAX_DEATHS = 5  # servers that may die under one resumable job; then it is not begun again
+MAX_DEATHS = (
+    5  # servers that may die under one resumable job that gets no further; then it is not begun again
+)
 MAX_EVENTS = 1000  # kept of each job
 FAR_S = 600.0  # no retry is planned further ahead: the clock was set back
 
@@ -76,7 +78,7 @@ class Owner(msgspec.Struct, frozen=True):
 
 _COLUMNS = ", ".join(Job.__struct_fields__)
 _SETTABLE = frozenset(
-    {"stage", "done", "total", "message", "fruitless", "retry_at", "owner_pid", "owner_started", "output",
+    {"stage", "done", "total", "message", "fruitless", "orphaned", "retry_at", "owner_pid", "owner_started", "output",
      "error", "resume"}
 )  # fmt: skip
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -106,6 +107,12 @@ def test_a_pull_is_a_job_that_ends_with_the_snapshot(tmp_path: Path) -> None:
         assert [each["id"] for each in server.ask("GET", "/admin/pulls", 200)["jobs"]] == [job_id]
 
 
+def deaths(folder: Path) -> int:
+    """Of servers under the one job, as far as they count against it."""
+    with contextlib.closing(sqlite3.connect(folder / "data" / "mlxd.sqlite")) as db:
+        return int(db.execute("SELECT orphaned FROM jobs").fetchone()[0])
+
+
 def test_a_parent_killed_in_the_middle_is_followed_by_one_that_goes_on(tmp_path: Path) -> None:
     with Hub({REPO: files()}) as hub, serving(tmp_path, hub) as server:
         hub.hold[WEIGHTS] = 300_000
@@ -119,6 +126,7 @@ def test_a_parent_killed_in_the_middle_is_followed_by_one_that_goes_on(tmp_path:
         server.start()
         job = server.wait(job_id, "done", "failed")
         assert (job["status"], job["attempt"]) == ("done", 2)
+        assert deaths(tmp_path) == 0  # it got further: the death is not held against it
         assert content_of(Path(job["output_path"]))[WEIGHTS] == files()[WEIGHTS]
         assert hub.starts(WEIGHTS) == [0, here]
         assert hub.sent[WEIGHTS] - sent <= len(files()[WEIGHTS]) - here + 200_000
@@ -231,6 +239,22 @@ def test_a_full_disk_fails_with_the_numbers(tmp_path: Path) -> None:
         job = server.wait(server.pull(), "done", "failed")
         assert job["error"]["code"] == "disk_full"
         assert "605 kB to download" in job["error"]["message"]
+
+
+def test_the_token_of_the_server_is_in_no_row_log_or_answer(tmp_path: Path) -> None:
+    token = "hf_secretsecretsecret"
+    with Hub({REPO: files()}, token=token) as hub, serving(tmp_path, hub, HF_TOKEN=token) as server:
+        hub.statuses = [(403, {"x-error-message": f"token {token} is not allowed"})]
+        failed = server.wait(server.pull(), "failed", "done")
+        assert "is not allowed" in failed["error"]["message"]
+        done = server.wait(server.pull(), "failed", "done")
+        assert done["status"] == "done"
+        answers = server.http.get("/api/jobs").text
+        server.end()
+    kept = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert {"mlxd.sqlite", "stderr"} <= {file.name for file in kept}
+    assert token not in answers
+    assert [file for file in kept if token.encode() in file.read_bytes()] == []
 
 
 @pytest.mark.parametrize(
