@@ -96,9 +96,9 @@ class Instance:
 
     async def clear_leftovers(self, kept: Collection[RuntimeRecord] = ()) -> None:
         """End the workers that were not adopted, at most a few seconds each, and remove their sockets."""
-        pids = {record.pid for record in kept}
+        names = {record.name for record in kept}
         for record in self._leftovers:
-            if record.pid not in pids:
+            if record.name not in names:
                 await adoption.end(record, END_S)
         self._leftovers = []
 

@@ -22,6 +22,7 @@ class Channel(asyncio.Protocol):
 
     def __init__(self, on_message: Callable[[control.FromWorker], None]) -> None:
         self.closed = asyncio.Event()
+        self.fault = ""  # why we closed it
         self._on_message = on_message
         self._lines = ndjson.Lines(MAX_LINE)
         self._unreadable = 0
@@ -39,6 +40,7 @@ class Channel(asyncio.Protocol):
             lines = self._lines.feed(data)
         except ndjson.LineTooLong as error:
             event(log, "channel.bad_line", level=logging.ERROR, error=str(error))
+            self.fault = f"on its control channel {error}"
             self.close()
             return
         for line in lines:
@@ -49,6 +51,9 @@ class Channel(asyncio.Protocol):
                 event(log, "channel.unknown_message", level=logging.WARNING, error=str(error))
                 self._unreadable += 1
                 if self._unreadable > MAX_UNREADABLE:
+                    self.fault = (
+                        f"its control channel brought more than {MAX_UNREADABLE} messages that are none"
+                    )
                     self.close()
                     return
                 continue

@@ -6,9 +6,12 @@ measured while the worker lives and once it has gone: what should be free and is
 
 import asyncio
 import ctypes
+import os
+import re
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import psutil
@@ -17,6 +20,8 @@ TOLERANCE_BYTES = 64 << 20
 TOLERANCE_SHARE = 0.25  # of what should come back: others take and give meanwhile
 SAMPLE_S = 0.5  # at least, between two looks
 POLL_S = 0.02
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_COUNT = re.compile(r"^\s+count:\s+(\d+)$", re.MULTILINE)
 _RUSAGE_INFO_V0 = 0
 _RUSAGE_BYTES = 96
 _FOOTPRINT_AT = 72  # ri_phys_footprint in struct rusage_info_v0: a 16 byte uuid and seven uint64 before it
@@ -45,7 +50,18 @@ class SystemMemory:
 
     def used(self) -> int:
         memory = psutil.virtual_memory()
-        return int(memory.total - memory.available)
+        return int(memory.total - memory.available) - _free_lists()
+
+
+def _free_lists() -> int:
+    """Linux: bytes in the free lists of the CPUs. They are free and not counted as such: since 6.7 the kernel leaves
+    hundreds of MiB there for seconds after a large process has ended.
+    """
+    try:
+        zones = Path("/proc/zoneinfo").read_text()
+    except OSError:
+        return 0
+    return sum(map(int, _COUNT.findall(zones))) * _PAGE
 
 
 def _held_by(process: psutil.Process) -> int:
@@ -85,10 +101,11 @@ class Balance:
 
     def sample(self, pid: int) -> None:
         """Measure. May take some milliseconds, so not on the event loop."""
-        used = self.memory.used() - self.beside()
-        footprint = self.memory.footprint(pid)  # last: one that ends meanwhile has none
-        if footprint:  # else the sample before was better
-            self.footprint_bytes, self._rest = footprint, used - footprint
+        before = self.memory.used()
+        footprint = self.memory.footprint(pid)
+        used = max(before, self.memory.used())  # it may grow just now, or end
+        if footprint:  # else it has ended, and the sample before was better
+            self.footprint_bytes, self._rest = footprint, used - self.beside() - footprint
 
     def gap(self) -> int:
         """Of a worker that has gone: bytes that should be free and are not; 0 within the tolerance."""

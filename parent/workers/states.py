@@ -83,13 +83,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     load_stall_s: float = 60.0
     load_total_s: float = 900.0
     drain_s: float = 30.0
-    stacks_s: float = 0.5  # between the request for its stacks and the end of a hung worker
     stop_grace_s: float = 3.0
     reclaim_s: float = 10.0
     half_open_s: float = 60.0
     restart_budget: int = 3
     restart_window_s: float = 60.0
 
+
+STACKS_S = 0.5
+"""Between the request for its stacks and the end of a hung worker."""
 
 CLEAR_S = 2.0
 """More than `reclaim_s`: for the last output of a process that is gone."""
@@ -213,7 +215,7 @@ class Lifecycle:
         elif Effect.TERMINATE in row.effects:
             self.rung = 1
         elif Effect.DUMP_STACKS in row.effects:
-            wait = self.limits.stacks_s
+            wait = STACKS_S
         elif arrived:
             wait /= 3
         else:

@@ -424,11 +424,11 @@ class Supervisor:
 
         def hung_up() -> None:
             if self.state is not State.STOPPING:
-                said = "the worker closed its control channel"
+                said = its.channel.fault or "the worker closed its control channel"
                 self._post(Signal(Event.FATAL, Failure(ErrorCode.ENGINE_UNAVAILABLE, said)))
 
         code = await its.ended(hung_up)
-        said = f"the worker {launcher.describe_exit(code)}"
+        said = its.channel.fault or f"the worker {launcher.describe_exit(code)}"
         self._post(Signal(Event.EXIT, Failure(ErrorCode.ENGINE_UNAVAILABLE, said), code))
 
     async def _reclaim(self, epoch: int) -> None:

@@ -1,13 +1,25 @@
-"""The lock of a data folder: one holder whatever the race, and one line for whatever forbids it."""
+"""The lock of a data folder: one holder whatever the race, and one line for whatever forbids it. What a dead server
+left: its workers' folder is found again, and cleared of everything else.
+"""
 
+import asyncio
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from parent.instance import Instance, read_owner
+from parent import handover
+from parent.instance import PREFIX, Instance, Owner, read_owner
+from parent.workers import runtime_file
+from parent.workers.process import started_at
+from parent.workers.runtime_file import RuntimeRecord
+from shared.control import LaunchModel
 from shared.errors import Refused
+from shared.version import VERSION, WIRE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -89,3 +101,146 @@ def test_a_full_disk_is_told_in_one_line(tmp_path: Path) -> None:
     assert said.startswith(f"cannot write in the data folder {tmp_path / 'data'}: ")
     assert said.count("\n") == 1
     assert list((tmp_path / "data").iterdir()) == []
+
+
+def record(folder: Path, name: str, pid: int = 2**22 + 1, began: float = 1.0) -> RuntimeRecord:
+    """Of a worker with both of its sockets in `folder`."""
+    paths = [folder / f"{name}-1.{kind}" for kind in ("sock", "ctl")]
+    for path in paths:
+        path.touch()
+    return RuntimeRecord(
+        name=name,
+        pid=pid,
+        start_time=began,
+        socket=str(paths[0]),
+        adopt_socket=str(paths[1]),
+        nonce="n",
+        wire=WIRE,
+        version=VERSION,
+        launch=LaunchModel(model_id="m", path="/m"),
+        command=["worker"],
+        epoch=1,
+    )
+
+
+def a_dead_servers(data_dir: Path, folder: Path, *names: str) -> list[RuntimeRecord]:
+    """What is left in `folder` of a server that was killed."""
+    data_dir.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True, mode=0o700)
+    records = [record(folder, name) for name in names]
+    runtime_file.write(folder / runtime_file.NAME, records)
+    (folder / "x-9.sock").touch()
+    owner = Owner(2**22 + 1, "http://127.0.0.1:1", str(folder))
+    (data_dir / "mlxd.lock").write_bytes(msgspec.json.encode(owner))
+    return records
+
+
+@pytest.fixture
+def elsewhere():
+    folder = Path(f"/tmp/{PREFIX}test-{os.getpid()}")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_the_folder_of_workers_that_may_live_is_used_again_and_the_rest_of_it_goes(
+    tmp_path: Path, short: bool, elsewhere: Path
+) -> None:
+    folder = elsewhere if short else tmp_path / "data" / "run"
+    left = a_dead_servers(tmp_path / "data", folder, "a", "b")
+    with Instance(tmp_path / "data") as instance:
+        assert instance.runtime_dir == folder
+        assert instance.leftovers() == left
+        assert {path.name for path in folder.iterdir()} == {
+            runtime_file.NAME,
+            *(f"{name}-1.{kind}" for name in "ab" for kind in ("sock", "ctl")),
+        }
+        owner = read_owner(tmp_path / "data" / "mlxd.lock")
+        assert owner is not None
+        assert owner.runtime == str(folder)
+        asyncio.run(instance.clear_leftovers([left[0]]))
+        assert instance.leftovers() == []
+        assert not Path(left[1].adopt_socket).exists()
+        assert Path(left[0].adopt_socket).exists()
+    assert not folder.exists()
+
+
+def test_workers_that_nobody_settled_are_left_to_the_next_server(tmp_path: Path) -> None:
+    left = a_dead_servers(tmp_path / "data", tmp_path / "data" / "run", "a")
+    for _ in range(2):  # a server that finds its port taken, say
+        with Instance(tmp_path / "data") as instance:
+            assert instance.leftovers() == left
+    assert Path(left[0].adopt_socket).exists()
+
+
+def test_a_folder_elsewhere_that_is_not_ours_is_not_used(tmp_path: Path, elsewhere: Path) -> None:
+    a_dead_servers(tmp_path / "data", elsewhere, "a")
+    real = elsewhere.with_name(elsewhere.name + "-real")
+    elsewhere.rename(real)
+    try:
+        elsewhere.symlink_to(real)
+        with Instance(tmp_path / "data") as instance:
+            assert instance.runtime_dir == tmp_path / "data" / "run"
+            assert instance.leftovers() == []
+        assert (real / runtime_file.NAME).exists()
+    finally:
+        elsewhere.unlink()
+        shutil.rmtree(real)
+
+
+def test_clearing_ends_a_worker_and_never_a_stranger_with_its_number(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "run"
+    sleeper = [sys.executable, "-c", "input()"]
+    with (
+        subprocess.Popen(sleeper, stdin=subprocess.PIPE, start_new_session=True) as worker,
+        subprocess.Popen(sleeper, stdin=subprocess.PIPE, start_new_session=True) as stranger,
+    ):
+        a_dead_servers(tmp_path / "data", folder)
+        runtime_file.write(
+            folder / runtime_file.NAME,
+            [
+                record(folder, "a", worker.pid, started_at(worker.pid)),
+                record(folder, "b", stranger.pid, started_at(stranger.pid) - 1),
+            ],
+        )
+        with Instance(tmp_path / "data") as instance:
+            asyncio.run(instance.clear_leftovers())
+        worker.wait(10)
+        assert stranger.poll() is None
+        stranger.communicate(b"\n")
+        assert stranger.returncode == 0
+
+
+def test_a_lock_that_is_handed_over_stays_held(tmp_path: Path) -> None:
+    first = Instance(tmp_path / "data")
+    first.claim()
+    second = Instance(tmp_path / "data", lock_fd=os.dup(first.lock_fd))
+    second.claim()
+    assert second.boot != first.boot
+    with pytest.raises(Refused, match="served already"):
+        Instance(tmp_path / "data").claim()
+    second.release()
+    with Instance(tmp_path / "data"):
+        pass
+    first.release()
+
+
+def test_a_lock_file_that_was_removed_before_it_was_handed_over_is_made_anew(tmp_path: Path) -> None:
+    first = Instance(tmp_path / "data")
+    first.claim()
+    (tmp_path / "data" / "mlxd.lock").unlink()
+    with Instance(tmp_path / "data", lock_fd=os.dup(first.lock_fd)) as second:
+        assert read_owner(tmp_path / "data" / "mlxd.lock") is not None
+        assert second.lock_fd != first.lock_fd
+    first.release()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "[]", '{"listener": 999, "lock": 998}', '{"listener": -1, "lock": -1}', "{}"]
+)
+def test_what_was_not_handed_over_to_this_process_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv(handover.VARIABLE, text)
+    assert handover.received() is None
+    assert handover.VARIABLE not in os.environ

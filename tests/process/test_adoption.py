@@ -269,6 +269,9 @@ def test_the_real_worker_is_adopted_with_its_weights(tmp_path: Path) -> None:
 
     async def main() -> None:
         each = supervisor(tmp_path, model_dir, real=True, heartbeat_s=5.0)
+        wrong = control.Adopt(WIRE, VERSION, "another nonce")
+        for line in (ndjson.encode(wrong), b"nonsense\n", b"x" * 10_000):
+            assert not await asyncio.to_thread(introduce, record, line)
         assert await each.adopt(record)
         assert each.pid == record.pid
         first = await say(each, "the cat and the hat", **prompt)
