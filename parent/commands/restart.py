@@ -15,7 +15,7 @@ import msgspec
 
 from parent.admin.restart import RestartBody, RestartStatus
 from parent.commands import options
-from parent.commands.running import Running, find_running
+from parent.commands.running import Running, require_running
 from shared.errors import ErrorCode, Refused, refuse
 
 ASK_S = 90.0  # the server tries the new program first
@@ -30,12 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     settings = options.settings_of(args)
-    running = find_running(settings.data_dir)
-    if running is None or not running.url:
-        raise refuse(
-            ErrorCode.ENGINE_UNAVAILABLE,
-            f"no server runs on {settings.data_dir}; start one with `mlxd serve`",
-        )
+    running = require_running(settings.data_dir)
     before = begin(running, now=args.now)
     if before.state == "draining":
         print("new requests wait; running answers finish first" if not args.now else "answers are cut")

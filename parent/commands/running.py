@@ -51,30 +51,50 @@ def _is_held(file: IO[bytes]) -> bool:
     return False
 
 
-def engine_state(running: Running) -> dict[str, Any]:
-    """`GET /engine` of the server. Raises `Refused` when it does not answer."""
+def require_running(data_dir: Path) -> Running:
+    """The live server of this data folder. Raises `Refused` where there is none."""
+    running = find_running(data_dir)
+    if running is None or not running.url:
+        raise refuse(
+            ErrorCode.ENGINE_UNAVAILABLE, f"no server runs on {data_dir}; start one with `mlxd serve`"
+        )
+    return running
+
+
+def call(running: Running, method: str, path: str, body: Any = None, timeout_s: float | None = 5.0) -> Any:
+    """The server's answer as JSON. Raises `Refused` with its own reason, or when it does not answer."""
+    content = None if body is None else msgspec.json.encode(body)
     try:
-        with httpx2.Client(trust_env=False, timeout=5.0) as client:
-            answer = client.get(f"{running.url}/engine")
-            answer.raise_for_status()
-            state = msgspec.json.decode(answer.content)
+        with httpx2.Client(trust_env=False, timeout=timeout_s) as client:
+            answer = client.request(method, f"{running.url}{path}", content=content)
+        found = msgspec.json.decode(answer.content)
     except (httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError) as error:
         raise refuse(
             ErrorCode.ENGINE_UNAVAILABLE,
             f"the server at {running.url} (pid {running.pid}) does not answer: {error}; "
             "wait until it is up, or stop it",
         ) from None
+    if answer.is_error:
+        told = found.get("error") if isinstance(found, dict) else None
+        said = told.get("message") if isinstance(told, dict) else f"status {answer.status_code}"
+        raise refuse(ErrorCode.CONFLICT, str(said))
+    return found
+
+
+def engine_state(running: Running) -> dict[str, Any]:
+    """`GET /engine` of the server. Raises `Refused` when it does not answer."""
+    state = call(running, "GET", "/engine")
     return state if isinstance(state, dict) else {}
 
 
 def require_not_served(data_dir: Path, folder: Path, model_id: str) -> None:
-    """Raises `Refused` when a running server serves this model folder."""
+    """Raises `Refused` when a running server has this model folder in memory."""
     running = find_running(data_dir)
     if running is None:
         return
-    model = engine_state(running).get("model") or {}
-    if Path(str(model.get("path", ""))) == folder:
-        raise refuse(
-            ErrorCode.FORBIDDEN,
-            f"{model_id} is being served at {running.url} (pid {running.pid}); stop that server first",
-        )
+    for row in engine_state(running).get("workers") or []:
+        if Path(str(row.get("path", ""))) == folder and row.get("phase") != "absent":
+            raise refuse(
+                ErrorCode.FORBIDDEN,
+                f"{model_id} is in memory at {running.url} (pid {running.pid}); `mlxd unload {model_id}` first",
+            )

@@ -91,6 +91,7 @@ class Health:
         expires = slot.phase is Phase.READY and not slot.granted and idle_end != FOREVER
         return {
             **supervisor.view(),
+            "path": str(host.entry.path),
             "phase": slot.phase,
             "pinned": slot.is_pinned,
             "running": len(slot.granted),

@@ -63,7 +63,7 @@ def test_a_model_that_is_served_is_neither_deleted_nor_replaced(
     for words in (["rm", "tiny", "--yes"], ["import", str(file), "--name", "org/tiny", "--yes"]):
         refused = mlxd(*words)
         assert refused.returncode == 1
-        assert f"org/tiny is being served at {server}" in refused.stderr
+        assert f"org/tiny is in memory at {server}" in refused.stderr
     assert (tiny / "config.json").exists()
 
 
