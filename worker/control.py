@@ -166,15 +166,15 @@ def _print_to(fd: int) -> None:
         os.dup2(fd, number)
 
 
-def guard() -> None:
+def guard(stuck_s: float = STUCK_S, every_s: float = GUARD_S) -> None:
     """From now on an interpreter that can run no Python any more (a lock that native code never gives back) ends
     itself, stacks first: nobody else would, if its parent is gone too.
     """
 
     def arm() -> None:
         while True:
-            faulthandler.dump_traceback_later(STUCK_S, exit=True)
-            time.sleep(GUARD_S)
+            faulthandler.dump_traceback_later(stuck_s, exit=True)
+            time.sleep(every_s)
 
     threading.Thread(target=arm, name="guard", daemon=True).start()
 

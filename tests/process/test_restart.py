@@ -1,6 +1,5 @@
 """Restart in place and after a kill: a real parent becomes another, and neither requests nor workers are lost."""
 
-import inspect
 import json
 import os
 import signal
@@ -14,7 +13,6 @@ from typing import Any
 import httpx2
 import pytest
 
-from parent.app import Application
 from shared import wire
 from tests.fakes.worker import expected_text
 from tests.process.harness import (
@@ -31,11 +29,6 @@ from tests.process.harness import (
     until,
 )
 from tests.process.test_shutdown import Streaming
-
-pytestmark = pytest.mark.skipif(
-    "restart" not in inspect.signature(Application).parameters,
-    reason="the application has no route for a restart yet",
-)
 
 
 def oracle(text: str, tokens: int = 12) -> str:
@@ -296,3 +289,21 @@ def test_a_worker_that_was_stopped_by_its_parents_end_is_adopted(tmp_path: Path)
         os.kill(worker, signal.SIGSTOP)
         with served(tmp_path) as second:
             assert second.wait_state("ready")["pid"] == worker
+
+
+@pytest.mark.slow
+def test_restart_keeps_the_real_worker_and_its_answers(tmp_path: Path) -> None:
+    from tests.e2e.real import serving
+    from tests.oracles.checkpoints import write_case
+
+    with serving(write_case("llama_tied", tmp_path / "tiny"), tmp_path) as server:
+        worker = server.wait_state("ready")["pid"]
+        body = chat("the cat and the hat", stream=True, max_tokens=20)
+        before = content(server.http.post("/v1/chat/completions", json=body).text)
+        assert mlxd(server).returncode == 0
+        assert server.engine()["pid"] == worker
+        assert content(server.http.post("/v1/chat/completions", json=body).text) == before
+        kill(server)
+        with serving(tmp_path / "tiny", tmp_path) as after:
+            assert after.wait_state("ready")["pid"] == worker
+            assert content(after.http.post("/v1/chat/completions", json=body).text) == before
