@@ -93,6 +93,10 @@ class Served:
         """At least `count` entries of a kind."""
         return until(lambda: found if len(found := self.journal(what)) >= count else None, f"journal: {what}")
 
+    def wait_journal_of(self, model: str, what: str) -> dict[str, Any]:
+        """The first entry of a kind of one of the further models."""
+        return until(lambda: self.journal(what, model), f"journal of {model}: {what}")[0]
+
     def kill_worker(self) -> int:
         """SIGKILL to the worker that is there; returns its pid."""
         pid = until(lambda: self.engine()["pid"], "a worker to kill")

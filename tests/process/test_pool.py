@@ -1,5 +1,8 @@
 """Many models in one real parent: swaps, loads, unloads, the ledger, replacements beside running ones."""
 
+import json
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import pytest
 
 from shared import wire
 from tests.fakes.worker import expected_text
-from tests.process.harness import Served, chat, content, frames, served, until, write_model
+from tests.process.harness import CONFIG, Served, chat, content, frames, served, until, write_model
 
 GB = 10**9
 BIG = {"measured_bytes": 6 * GB}
@@ -268,11 +271,61 @@ def test_ledger_eight_models_and_many_clients_on_a_budget_for_two(tmp_path: Path
         assert peak <= 13 * GB
 
 
-def test_pool_a_model_removed_on_disk_serves_on_until_it_leaves(tmp_path: Path) -> None:
-    with served(tmp_path, {}, {"b": {}}) as server:
-        ask(server, "b")
-        (tmp_path / "b" / "fake.json").unlink()
-        assert ask(server, "b") == expected("hi")
+def test_pool_a_model_removed_on_disk_answers_who_is_here_and_leaves(tmp_path: Path) -> None:
+    with served(tmp_path, {}, {"b": {"tokens": 40, "ms_per_token": 25}}) as server:
+        server.http.post("/v1/models/b/load", json={"wait": True})
+        with ThreadPoolExecutor() as threads:
+            running = threads.submit(server.ask, "long", model="b", stream=True)
+            server.wait_journal_of("b", "request")
+            (tmp_path / "b").rename(tmp_path / "gone")
+            assert [row["id"] for row in server.http.get("/v1/models").json()["data"]] == ["org/fake-1b"]
+            assert server.ask(model="b").status_code == 404
+            assert content(running.result().text) == expected("long", 40)
+        server.wait_phase("b", "absent")
+        (tmp_path / "gone").rename(tmp_path / "b")
+        assert server.ask(model="b").status_code == 200
+
+
+def test_swap_to_a_model_that_was_replaced_on_disk(tmp_path: Path) -> None:
+    with served(tmp_path) as server:
+        server.wait_state("ready")
+        before = server.engine()["pid"]
+        config = tmp_path / "model" / "config.json"
+        config.write_text(json.dumps(CONFIG | {"max_position_embeddings": 2048}))
+        assert server.http.get("/v1/models").status_code == 200  # looks at the disk
+        until(lambda: server.engine()["pid"] not in (before, None), "a worker of the new files")
+        server.wait_state("ready")
+        assert ask(server, "fake") == expected("hi")
+
+
+def test_swap_to_an_interpreter_that_does_not_run_goes_back_to_the_last_good_one(tmp_path: Path) -> None:
+    with served(tmp_path, restart_budget=1) as server:
+        server.wait_state("ready")
+        broken = tmp_path / "python"
+        broken.write_text("#!/bin/sh\nexit 1\n")
+        broken.chmod(0o755)
+        file = tmp_path / "data" / "mlxd.toml"
+        file.write_text(f'[models."org/fake-1b"]\npython = "{broken}"\nmax_rows = 3\n')
+        os.kill(server.process.pid, signal.SIGHUP)
+        row = until(
+            lambda: found if (found := server.running().get("org/fake-1b", {})).get("rollout") else None,
+            "the rollout to fail",
+        )
+        assert "the old ones serve on" in row["rollout"]
+        assert row["phase"] == "ready"
+        assert ask(server, "fake") == expected("hi")
+        file.write_text('[models."org/fake-1b"]\nmax_rows = 4\n')
+        os.kill(server.process.pid, signal.SIGHUP)
+        until(lambda: server.running()["org/fake-1b"]["rows"] == 4, "the mended settings to be taken")
+
+
+def test_a_broken_settings_file_changes_nothing(tmp_path: Path) -> None:
+    with served(tmp_path) as server:
+        server.wait_state("ready")
+        (tmp_path / "data" / "mlxd.toml").write_text("queue_limit = 'many'\n")
+        os.kill(server.process.pid, signal.SIGHUP)
+        until(lambda: "config.refused" in server.errors(), "the refusal in the log")
+        assert ask(server, "fake") == expected("hi")
 
 
 def test_running_and_fit_show_the_arithmetic(tmp_path: Path) -> None:
