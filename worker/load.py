@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shared.checkpoint import Checkpoint, inspect
 from shared.control import LaunchModel
@@ -17,6 +18,9 @@ from shared.model_config import kv_layers
 from shared.units import format_bytes
 from worker.engine.engine import Engine, Loaded
 from worker.engine.kv_budget import KvBudget
+
+if TYPE_CHECKING:
+    from worker.cache.disk import Spill
 
 Tell = Callable[[str, int, int], None]
 
@@ -64,18 +68,41 @@ def _build(launch: LaunchModel, path: Path, tell: Tell) -> Loaded:
             f"{path}: kv_bytes is {format_bytes(kv.limit)}, and the KV cache of the shortest request takes "
             f"{format_bytes(kv.row_bytes(1))}; raise kv_bytes",
         )
+    device = "gpu" if on_gpu else "cpu"
+    prefix = PrefixCache(launch.prefix_cache_bytes, model.model.same_kv)
+    spill = _spill(launch, model.checkpoint, str(model.dtype), device, chunk)
     return Loaded(
         model=model.model,
-        prefix=PrefixCache(launch.prefix_cache_bytes, model.model.same_kv),
+        prefix=prefix,
         max_rows=launch.max_rows,
         prefill_chunk=chunk,
         kv=kv,
+        spill=spill,
+        restored_bytes=spill.restore(prefix) if spill else 0,
         description={
             "dtype": str(model.dtype).rpartition(".")[2],
             "elem_bytes": model.dtype.size,
             "weights_bytes": model.weights_bytes,
-            "device": "gpu" if on_gpu else "cpu",
+            "device": device,
         },
+    )
+
+
+def _spill(launch: LaunchModel, checkpoint: Checkpoint, *facts: object) -> "Spill | None":
+    """Where the prefix cache lies between two workers; `facts`: what its arrays depend on besides the model."""
+    from worker.cache.disk import Spill, identity_of
+
+    if not launch.spill_dir or not launch.spill_bytes:
+        return None
+    try:
+        identity = identity_of(checkpoint, *facts)
+    except OSError:  # the model's files are gone: what is loaded serves on, and nobody will come back to it
+        return None
+    return Spill(
+        Path(launch.spill_dir),
+        identity,
+        max_bytes=launch.spill_bytes,
+        floor_bytes=launch.disk_floor_bytes,
     )
 
 

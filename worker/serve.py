@@ -77,7 +77,7 @@ async def serve(
     engine.on_outputs = on_outputs
     control.listen(on_message, lambda: leave(ExitCode.CLEAN))
     opening = asyncio.create_task(open_context(launch, loading))
-    hearing = asyncio.create_task(_until_shutdown(messages, control, lambda: pipeline, greet))
+    hearing = asyncio.create_task(_until_shutdown(messages, control, engine, lambda: pipeline, greet))
     await asyncio.wait({opening, hearing}, return_when=asyncio.FIRST_COMPLETED)
     if hearing.done():
         leave(ExitCode.CLEAN)
@@ -118,6 +118,7 @@ async def serve(
 async def _until_shutdown(
     messages: "asyncio.Queue[ToWorker]",
     control: Control,
+    engine: Engine,
     pipeline: Callable[[], Pipeline | None],
     greet: Callable[[], None],
 ) -> None:
@@ -125,7 +126,7 @@ async def _until_shutdown(
     draining: asyncio.Task[None] | None = None
     while not isinstance(message := await messages.get(), Shutdown):
         if isinstance(message, Drain) and draining is None:
-            draining = asyncio.create_task(_drain(control, pipeline()))
+            draining = asyncio.create_task(_drain(control, pipeline(), engine))
         elif isinstance(message, Adopt):  # what the last parent wanted is nothing to this one
             if draining is not None:
                 draining.cancel()
@@ -137,9 +138,17 @@ async def _until_shutdown(
         draining.cancel()
 
 
-async def _drain(control: Control, pipeline: Pipeline | None) -> None:
+async def _drain(control: Control, pipeline: Pipeline | None, engine: Engine) -> None:
+    """Answer what is in flight, keep the prefix cache for the next worker, say so. Cancelled: go on serving."""
     if pipeline is not None:
         await pipeline.drained()
+        stop = threading.Event()
+        try:
+            await asyncio.wrap_future(engine.spill(stop.is_set))
+        except Exception:  # kept prompts are a matter of speed: the drain goes on
+            log.exception("worker.spill_failed")
+        finally:
+            stop.set()
     control.send(Drained())
 
 

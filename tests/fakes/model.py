@@ -33,6 +33,9 @@ class CountingCache:
     def compact(self) -> None:
         pass
 
+    def cut(self) -> None:
+        pass
+
     def clone(self) -> "CountingCache":
         return CountingCache(self.ids)
 

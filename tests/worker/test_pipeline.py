@@ -1,20 +1,14 @@
 """Requests through the whole worker in one process, on a tiny real model: text, stops, seeds, resume, limits."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
-from shared.control import LaunchModel
 from shared.errors import ErrorCode, Refused
 from shared.wire import (
     ChatPrompt,
-    Event,
-    Failed,
-    Finish,
-    GenerateRequest,
     Prefill,
     Reasoning,
     Sampling,
@@ -24,72 +18,14 @@ from shared.wire import (
     TokenPrompt,
 )
 from tests.oracles.checkpoints import reference, write_case
-from worker.context import open_context
-from worker.engine.engine import Engine
-from worker.load import begin_load
-from worker.pipeline import Pipeline
+from tests.worker.asking import GREEDY, WARM, ask, finish, ids, request, run, served, text
 
 CASE = "llama_tied"
-GREEDY = Sampling(temperature=0)
-WARM = Sampling(temperature=1.0, top_p=0.95, top_k=50, min_p=0.01)
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory) -> Path:
     return write_case(CASE, tmp_path_factory.mktemp("pipeline") / "model")
-
-
-@asynccontextmanager
-async def served(path: Path, **launch) -> AsyncIterator[Pipeline]:
-    loop = asyncio.get_running_loop()
-    pipelines: list[Pipeline] = []
-    engine = Engine(
-        lambda outputs: loop.call_soon_threadsafe(pipelines[0].dispatch, outputs),
-        lambda error: loop.call_soon_threadsafe(pytest.fail, f"engine fault: {error}"),
-    )
-    try:
-        record = LaunchModel(model_id="m", path=str(path), **launch)
-        loading = begin_load(record, engine, lambda stage, done, total: None)
-        context = await open_context(record, loading)
-        pipelines.append(Pipeline(context, engine))
-        yield pipelines[0]
-    finally:
-        await asyncio.to_thread(engine.close)
-
-
-def request(name: str = "r", **more) -> GenerateRequest:
-    given = {
-        "prompt": TextPrompt("the cat and the hat"),
-        "seed": 11,
-        "sampling": GREEDY,
-        "max_tokens": 24,
-        **more,
-    }
-    return GenerateRequest(request_id=name, **given)
-
-
-async def ask(pipeline: Pipeline, asked: GenerateRequest) -> list[Event]:
-    stream = await pipeline.prepare(asked)
-    async with aclosing(pipeline.run(stream)) as batches:
-        return [event async for batch in batches for event in batch]
-
-
-def text(events: list[Event], kind: type = Text) -> str:
-    return "".join(event.text for event in events if isinstance(event, kind))
-
-
-def ids(events: list[Event]) -> list[int]:
-    return [i for event in events if isinstance(event, Text | Reasoning) for i in event.ids]
-
-
-def finish(events: list[Event]) -> Finish:
-    assert isinstance(events[-1], Finish)
-    assert not any(isinstance(e, Finish | Failed) for e in events[:-1])
-    return events[-1]
-
-
-def run(body: Callable) -> None:
-    asyncio.run(asyncio.wait_for(body(), 60))
 
 
 def test_oracle_greedy_ids_come_out_of_the_whole_worker(model_dir):

@@ -2,11 +2,13 @@
 
 Entries are whole: the ids and one cache per layer. `take` does not consume: the caches are cloned (arrays are
 shared, writes are not), so that many conversations can branch off one prefix. Capped in bytes, least recently
-used entries go first. Everything here runs on the engine thread.
+used entries go first. An entry that an earlier worker left on disk is only described until it is first used.
+Everything here runs on the engine thread.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 MIN_TOKENS = 16
@@ -15,12 +17,18 @@ MIN_TOKENS = 16
 
 @dataclass
 class Entry:
-    """The ids whose keys and values `caches` hold, and their bytes."""
+    """The ids whose keys and values `caches` hold, and their bytes.
+
+    `thaw`, where it is there, has to fill the caches before they are used; False: what they held is lost. `file`:
+    where they lie on disk as well.
+    """
 
     ids: list[int]
     caches: list[Any]
     nbytes: int
     planned: int  # length of the sequence the keys were rotated for
+    thaw: Callable[[], bool] | None = None
+    file: Path | None = None
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
@@ -57,6 +65,63 @@ class PrefixCache:
         Nothing usable gives (None, 0).
         """
         ids = list(prompt)
+        while (found := self._best(ids)) is not None:
+            entry, length = found
+            if entry.thaw is not None and not entry.thaw():
+                self._drop(entry)
+                continue
+            entry.thaw = None
+            self._entries.remove(entry)
+            self._entries.append(entry)
+            return self._branch(entry, length, len(ids)), length
+        return None, 0
+
+    def put(self, ids: list[int], caches: list[Any]) -> None:
+        """Keep `caches`, which hold exactly `ids`. Entries that they make superfluous go."""
+        if len(ids) < MIN_TOKENS:
+            return
+        for cache in caches:
+            cache.compact()
+        nbytes = sum(cache.nbytes for cache in caches)
+        if nbytes > self.max_bytes:
+            return
+        new = Entry(ids, caches, nbytes, max(len(ids), caches[0].planned))
+        for entry in list(self._entries):
+            if self.covers(new, entry.ids, entry.planned):
+                self._drop(entry)
+        self.adopt(new)
+
+    def adopt(self, entry: Entry) -> None:
+        """Keep an entry as the one last used."""
+        self._entries.append(entry)
+        self.nbytes += entry.nbytes
+        while self.nbytes > self.max_bytes:
+            self._drop(self._entries[0])
+
+    def newest_first(self) -> list[Entry]:
+        """All entries, the one last used first."""
+        return self._entries[::-1]
+
+    def covers(self, entry: Entry, ids: list[int], planned: int) -> bool:
+        """Whether `entry` can stand in for one of `ids`."""
+        length = common_length(ids, entry.ids)
+        trimmable = all(cache.can_trim(1) for cache in entry.caches)
+        return (
+            length == len(ids)
+            and (trimmable or length == len(entry.ids))
+            and self._same_kv(planned, entry.planned)
+        )
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self.nbytes = 0
+
+    def _drop(self, entry: Entry) -> None:
+        self._entries.remove(entry)
+        self.nbytes -= entry.nbytes
+
+    def _best(self, ids: list[int]) -> tuple[Entry, int] | None:
+        """The entry that saves most, and the tokens of it to be used."""
         best: Entry | None = None
         best_length = MIN_TOKENS - 1
         for entry in self._entries:
@@ -68,43 +133,14 @@ class PrefixCache:
                 surplus == 0 or all(cache.can_trim(surplus) for cache in entry.caches)
             ):
                 best, best_length = entry, length
-        if best is None:
-            return None, 0
-        self._entries.remove(best)
-        self._entries.append(best)
-        caches = [cache.clone() for cache in best.caches]
-        surplus = len(best.ids) - best_length
+        return None if best is None else (best, best_length)
+
+    def _branch(self, entry: Entry, length: int, planned: int) -> list[Any]:
+        """Caches of the first `length` tokens of an entry, for a sequence of `planned`, with no room beyond."""
+        caches = [cache.clone() for cache in entry.caches]
         for cache in caches:
-            cache.planned = len(ids)
-            if surplus:
-                cache.trim(surplus)
-        return caches, best_length
-
-    def put(self, ids: list[int], caches: list[Any]) -> None:
-        """Keep `caches`, which hold exactly `ids`. Entries that they make superfluous go."""
-        if len(ids) < MIN_TOKENS:
-            return
-        for cache in caches:
-            cache.compact()
-        nbytes = sum(cache.nbytes for cache in caches)
-        if nbytes > self.max_bytes:
-            return
-        trimmable = all(cache.can_trim(1) for cache in caches)
-        for entry in list(self._entries):
-            length = common_length(entry.ids, ids)
-            superseded = length == len(entry.ids) and (trimmable or length == len(ids))
-            if superseded and self._same_kv(entry.planned, max(len(ids), caches[0].planned)):
-                self._drop(entry)  # the new one can stand in for it
-        planned = max(len(ids), caches[0].planned)
-        self._entries.append(Entry(ids, caches, nbytes, planned))
-        self.nbytes += nbytes
-        while self.nbytes > self.max_bytes:
-            self._drop(self._entries[0])
-
-    def clear(self) -> None:
-        self._entries.clear()
-        self.nbytes = 0
-
-    def _drop(self, entry: Entry) -> None:
-        self._entries.remove(entry)
-        self.nbytes -= entry.nbytes
+            cache.planned = planned
+            if length < len(entry.ids):
+                cache.trim(len(entry.ids) - length)
+            cache.cut()
+        return caches
