@@ -40,6 +40,7 @@ from shared.errors import Refused
 from shared.logs import event
 
 log = logging.getLogger(__name__)
+QUEUE_EVENTS_S = 0.25
 
 
 class Application:
@@ -82,7 +83,9 @@ class Application:
             worker_command=worker_command,
             worker_env=worker_env,
             on_change=self._publish,
+            on_queue=self._queue_moved,
         )
+        self._queue_timer: asyncio.TimerHandle | None = None
         self.forwarder = Forwarder(self.pool)
         self.health = Health(self.pool, restart.boot if restart else secrets.token_hex(8), self.history)
         self._restart = restart
@@ -150,14 +153,18 @@ class Application:
         return adopted
 
     def reload(self) -> None:
-        """Read the settings file again; what is wrong with it is logged, and changes nothing."""
+        """Read the settings file again, and look for models; a broken file is logged, and changes nothing."""
         try:
             self.live.reload()
         except Refused as refused:
             event(log, "config.refused", level=logging.ERROR, reason=str(refused))
+        self._look()
 
     def _job_done(self, job: Job) -> None:
         """A job has made something, perhaps a model."""
+        self._look()
+
+    def _look(self) -> None:
         task = asyncio.get_running_loop().create_task(self.pool.look())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -177,6 +184,16 @@ class Application:
         self.close()
         await asyncio.gather(self.pool.stop(), self.jobs.close())
         await self.db.close()
+
+    def _queue_moved(self) -> None:
+        """Who waits and who runs, to `/admin/events`, a few times a second at most."""
+        if self._queue_timer is None:
+            loop = asyncio.get_running_loop()
+            self._queue_timer = loop.call_later(QUEUE_EVENTS_S, self._publish_queue)
+
+    def _publish_queue(self) -> None:
+        self._queue_timer = None
+        self.bus.publish("queue", self.health.queue())
 
     def _publish(self) -> None:
         self.bus.publish("state", self.health.view())

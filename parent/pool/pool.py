@@ -37,7 +37,10 @@ MEASURE_S = 1.0
 
 
 class Pool:
-    """All models. `on_change` is told whenever a worker's state or progress moves. See `Roster` for `default`."""
+    """All models. See `Roster` for `default`.
+
+    `on_change` is told whenever a worker's state or progress moves, `on_queue` when requests come, go, or are granted.
+    """
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class Pool:
         worker_env: dict[str, str] | None = None,
         memory: Memory | None = None,
         on_change: Callable[[], None] = lambda: None,
+        on_queue: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings
         self.device = device
@@ -66,7 +70,7 @@ class Pool:
             memory=memory,
         )
         self.roster = Roster(library, self.desk, self.crew, device, settings, default)
-        self._on_change = on_change
+        self._on_change, self._on_queue = on_change, on_queue
         self._seen: dict[Supervisor, State] = {}
         self._leases: dict[int, Lease] = {}
         self._planning = self._again = False
@@ -220,6 +224,7 @@ class Pool:
                         log.exception("pool.bug")
         finally:
             self._planning = False
+        self._on_queue()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -32,8 +32,8 @@ def begin(crew: Crew, desk: Desk, host: Host, device: Device) -> None:
     bill = bill_of(host.entry, host.recipe.launch, device)
     if bill.least > ledger.free or (limit and ledger.count("model") >= limit):
         event(log, "model.rollout", model=slot.model, how="drain, then start")
-        desk.unload(slot.model)
         host.comes_back = True
+        host.supervisor.unwant()  # what still runs when the drain is over goes on with the new worker
         return
     event(log, "model.rollout", model=slot.model, how="beside")
     slot.is_rolling = True

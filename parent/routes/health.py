@@ -84,6 +84,17 @@ class Health:
             "boot": self.boot,
         }
 
+    def queue(self) -> dict[str, Any]:
+        """Who waits and who runs, by model; the `queue` event."""
+        slots = self.pool.desk.slots.values()
+        return {
+            "waiting": self.pool.desk.num_waiting,
+            "models": {
+                slot.model: {"running": len(slot.granted), "waiting": len(slot.waiting), "phase": slot.phase}
+                for slot in slots
+            },
+        }
+
     def _row(self, host: Host) -> dict[str, Any]:
         slot, supervisor, now = host.slot, host.supervisor, time.monotonic()
         account = self.pool.desk.ledger.accounts.get(slot.account)
