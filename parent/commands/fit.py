@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "model", metavar="MODEL", nargs="?", type=options.name, help="a name in `mlxd ls`, or a model folder"
     )
     parser.add_argument("--context", metavar="N", type=int, help="tokens, prompt and answer (default: all)")
-    options.add_settings(parser, ("data_dir", *_COUNTED))
+    options.add_settings(parser, (*options.LIBRARY, *_COUNTED))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ from shared.units import format_bytes
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    options.add_settings(parser)
+    options.add_settings(parser, options.LIBRARY)
 
 
 def run(args: argparse.Namespace) -> int:

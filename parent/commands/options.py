@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 from parent.config import Resolved, Settings, fields, load_settings
+from parent.live_config import LiveConfig
 from parent.values import as_written
 
 _PLACE = ("data_dir",)
+LIBRARY = ("data_dir", "model_dirs", "hf_cache")  # where models are looked for
 
 
 def add_settings(parser: argparse.ArgumentParser, names: tuple[str, ...] = _PLACE) -> None:
@@ -39,8 +41,8 @@ def name(text: str) -> str:
     return text
 
 
-def resolve(args: argparse.Namespace, **more: str) -> Resolved:
-    """The settings as flags, variables and file make them; `more` counts as flags. Notes go to stderr."""
+def flags_of(args: argparse.Namespace, **more: str) -> dict[str, str]:
+    """The settings given as flags, by name; `more` counts as flags."""
     flags = {
         key.removeprefix("setting_"): value
         for key, value in vars(args).items()
@@ -48,10 +50,21 @@ def resolve(args: argparse.Namespace, **more: str) -> Resolved:
     }
     if args.config:
         flags["config"] = args.config
-    resolved = load_settings({**flags, **more}, os.environ, home=Path.home())
+    return {**flags, **more}
+
+
+def resolve(args: argparse.Namespace, **more: str) -> Resolved:
+    """The settings as flags, variables and file make them. Notes go to stderr."""
+    resolved = load_settings(flags_of(args, **more), os.environ, home=Path.home())
     for note in resolved.notes:
         print(f"mlxd: note: {note}", file=sys.stderr)
     return resolved
+
+
+def live_of(args: argparse.Namespace, **more: str) -> LiveConfig:
+    """The same, for a server: settings that may change while it runs."""
+    resolve(args, **more)  # for its notes
+    return LiveConfig(flags_of(args, **more), os.environ, home=Path.home())
 
 
 def settings_of(args: argparse.Namespace, **more: str) -> Settings:

@@ -22,7 +22,7 @@ from shared.units import format_bytes
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", type=options.name, help="its name in `mlxd ls`")
     parser.add_argument("--yes", action="store_true", help="do not ask")
-    options.add_settings(parser)
+    options.add_settings(parser, options.LIBRARY)
 
 
 def run(args: argparse.Namespace) -> int:
