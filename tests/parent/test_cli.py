@@ -120,7 +120,7 @@ def test_the_help_shows_what_a_command_uses_in_units(capsys: pytest.CaptureFixtu
         text = " ".join(capsys.readouterr().out.split())
         return set(re.findall(r"(?<=\s)--[a-z-]+", text)), text
 
-    place = {"--help", "--data-dir", "--config"}
+    place = {"--help", "--data-dir", "--config", "--model-dirs", "--hf-cache"}
     assert flags_and_text("ls")[0] == {*place, "--json"}
     assert flags_and_text("rm")[0] == {*place, "--yes"}
     counted = {"--context", "--dtype", "--max-rows", "--prefill-chunk", "--prefix-cache-bytes"}
