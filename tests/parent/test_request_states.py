@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parent.inference.forward import Kept
-from parent.inference.quarantine import HOLD_S, MAX_ENTRIES, Quarantine, request_hash
+from parent.inference.quarantine import MAX_ENTRIES, REMEMBER_S, Quarantine, request_hash
 from parent.inference.states import TABLE, TERMINAL, Event, IllegalTransition, State, advance, markdown
 from shared import wire
 
@@ -111,35 +111,51 @@ def request(text: str, **fields: object) -> wire.GenerateRequest:
     return wire.GenerateRequest(request_id="r", prompt=wire.TextPrompt(text), seed=1, **fields)  # type: ignore[arg-type]
 
 
-def test_two_deaths_hold_a_request_for_a_while_one_does_not() -> None:
-    quarantine, key = Quarantine(), request_hash(request("x"))
-    quarantine.death(key, "w-1", 0.0)
-    assert quarantine.held_s(key, 1.0) == 0
-    quarantine.death(key, "w-2", 10.0)
-    assert quarantine.held_s(key, 10.0) == HOLD_S
-    assert quarantine.held_s(key, 10.0 + HOLD_S) == 0
+def test_two_deaths_hold_a_request_until_it_is_released_one_does_not() -> None:
+    quarantine, key = Quarantine(), request_hash(request("x"), "m")
+    quarantine.death(key, "w-1", 0.0, "m")
+    assert not quarantine.holds(key)
+    assert not quarantine.release(key)
+    quarantine.death(key, "w-2", 10.0, "m")
+    assert quarantine.holds(key)
+    assert [(held, case.model) for held, case in quarantine.held()] == [(key, "m")]
+    assert quarantine.release(key)
+    assert not quarantine.holds(key)
+    assert quarantine.held() == []
 
 
 def test_one_death_counts_once_however_many_equal_requests_were_there() -> None:
-    quarantine, key = Quarantine(), request_hash(request("x"))
+    quarantine, key = Quarantine(), request_hash(request("x"), "m")
     for _ in range(3):
         quarantine.death(key, "w-1", 0.0)
-    assert quarantine.held_s(key, 1.0) == 0
+    assert not quarantine.holds(key)
+
+
+def test_one_death_is_forgotten_after_a_while_two_are_not() -> None:
+    quarantine, key = Quarantine(), request_hash(request("x"), "m")
+    quarantine.death(key, "w-1", 0.0)
+    quarantine.death(key, "w-2", REMEMBER_S + 1)
+    assert not quarantine.holds(key)
+    quarantine.death(key, "w-3", REMEMBER_S + 2)
+    quarantine.death(key, "w-4", 10 * REMEMBER_S)
+    assert quarantine.holds(key)
 
 
 def test_an_answer_clears_the_request() -> None:
-    quarantine, key = Quarantine(), request_hash(request("x"))
+    quarantine, key = Quarantine(), request_hash(request("x"), "m")
     quarantine.death(key, "w-1", 0.0)
     quarantine.survived(key)
     quarantine.death(key, "w-2", 1.0)
-    assert quarantine.held_s(key, 1.0) == 0
+    assert not quarantine.holds(key)
 
 
 def test_requests_are_the_same_by_what_the_model_sees() -> None:
-    base = request_hash(request("x"))
-    assert request_hash(wire.GenerateRequest(request_id="q", prompt=wire.TextPrompt("x"), seed=99)) == base
-    assert request_hash(request("y")) != base
-    assert request_hash(request("x", max_tokens=5)) != base
+    base = request_hash(request("x"), "m")
+    again = wire.GenerateRequest(request_id="q", prompt=wire.TextPrompt("x"), seed=99)
+    assert request_hash(again, "m") == base
+    assert request_hash(again, "other") != base
+    assert request_hash(request("y"), "m") != base
+    assert request_hash(request("x", max_tokens=5), "m") != base
 
 
 def test_the_memory_of_deaths_is_bounded() -> None:
@@ -148,4 +164,4 @@ def test_the_memory_of_deaths_is_bounded() -> None:
         quarantine.death(number.to_bytes(16, "big"), "w-1", 0.0)
     first = (0).to_bytes(16, "big")
     quarantine.death(first, "w-2", 0.0)
-    assert quarantine.held_s(first, 0.0) == 0
+    assert not quarantine.holds(first)

@@ -105,6 +105,13 @@ def test_a_second_crash_ends_a_stream_with_one_error_frame_and_quarantines_the_r
         again = server.ask("poison", stream=True)
         assert again.status_code == 500
         assert again.json()["error"]["code"] == "quarantined"
+        [held] = server.http.get("/admin/quarantine").json()["requests"]
+        assert (held["model"], held["deaths"]) == ("org/fake-1b", 2)
+        assert held["hash"] in again.json()["error"]["message"]
+        assert server.http.delete(f"/admin/quarantine/{held['hash']}").status_code == 200
+        assert server.http.delete(f"/admin/quarantine/{held['hash']}").status_code == 404
+        assert server.http.delete("/admin/quarantine/nonsense").status_code == 404
+        assert server.http.get("/admin/quarantine").json()["requests"] == []
         assert again.headers["x-should-retry"] == "false"
         server.wait_state("ready")
         assert server.ask("harmless").status_code == 200
