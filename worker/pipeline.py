@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from shared.errors import ErrorCode, Refused, refuse
 from shared.units import format_bytes
@@ -202,6 +203,7 @@ class Pipeline:
 
     def __init__(self, context: ModelContext, engine: Engine) -> None:
         self.context = context
+        self.kv = context.kv
         self._engine = engine
         self._streams: dict[str, Stream] = {}
         self.readers: dict[str, OnStep] = {}  # by name: who takes the events of the streams that name it
@@ -293,6 +295,11 @@ class Pipeline:
             if not stream.is_done:
                 self._engine.cancel(sequence_id)
 
+    def resize(self, kv_bytes: int, prefix_cache_bytes: int) -> None:
+        """Other caps from now on; requests that are in flight come to the end that they were promised."""
+        self.kv = replace(self.kv, limit=kv_bytes)
+        self._engine.resize(kv_bytes, prefix_cache_bytes)
+
     async def drained(self) -> None:
         """Take no more requests; returns when none is in flight."""
         self.is_draining = True
@@ -349,7 +356,7 @@ class Pipeline:
         context = min(asked or self.context.context, self.context.context)
         if num_tokens >= context:
             raise self._too_long(f"{num_tokens} tokens", num_tokens, context, param)
-        kv = self.context.kv
+        kv = self.kv
         limit = kv.most_tokens(context)
         if num_tokens >= limit:
             raise refuse(

@@ -21,6 +21,7 @@ from shared.control import (
     Heartbeat,
     LaunchModel,
     Ready,
+    Resize,
     Shutdown,
     ToWorker,
 )
@@ -127,6 +128,8 @@ async def _until_shutdown(
     while not isinstance(message := await messages.get(), Shutdown):
         if isinstance(message, Drain) and draining is None:
             draining = asyncio.create_task(_drain(control, pipeline(), engine))
+        elif isinstance(message, Resize) and (serving := pipeline()) is not None:
+            serving.resize(message.kv_bytes, message.prefix_cache_bytes)
         elif isinstance(message, Adopt):  # what the last parent wanted is nothing to this one
             if draining is not None:
                 draining.cancel()

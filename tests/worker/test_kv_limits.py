@@ -9,7 +9,7 @@ import pytest
 
 from shared.errors import ErrorCode, Refused
 from shared.model_config import KV_STEP
-from shared.wire import Event, GenerateRequest, Prefill, Sampling, Started, TextPrompt, TokenPrompt
+from shared.wire import Event, GenerateRequest, Prefill, Sampling, Started, TokenPrompt
 from tests.oracles.checkpoints import write_case
 from tests.worker.asking import GREEDY, WARM, ask, finish, ids, request, run, served, text
 from worker.engine.engine import Engine
@@ -236,17 +236,17 @@ def ask_for(name: str, tokens: int, max_tokens: int, sampling: Sampling) -> Gene
     return request(name, prompt=prompt, max_tokens=max_tokens, sampling=sampling, seed=ord(name))
 
 
-def test_rows_that_branch_off_a_long_kept_prompt_hold_no_more_than_their_share(mixed):
+def test_rows_that_branch_off_a_long_kept_prompt_hold_no_more_than_their_share(full):
     """A clone of a cache with much more in it: what is held is what the row may hold, not what the entry does."""
 
     async def body() -> None:
         watch = Watch()
-        async with served(mixed, watch, kv_bytes=blocks(12, layers=2)) as pipeline:
-            words = TextPrompt("the hat and the cat and then " * 60)
-            await ask(pipeline, request("long", prompt=words, max_tokens=100))
+        async with served(full, watch, kv_bytes=blocks(8)) as pipeline:
+            words = [10 + n % 200 for n in range(1200)]
+            await ask(pipeline, request("long", prompt=TokenPrompt(words), max_tokens=3))
             for cut in (20, 100, 300):
-                short = TextPrompt(words.text[:cut])
-                await ask(pipeline, request(f"cut{cut}", prompt=short, max_tokens=3))
+                events = await ask(pipeline, request(f"cut{cut}", prompt=TokenPrompt(words[:cut])))
+                assert finish(events).usage.cached_tokens == cut - 1
         assert watch.wrong == []
 
     run(body)
@@ -265,5 +265,29 @@ def test_a_cancel_reaches_a_row_that_waits_after_being_preempted(full):
             await asyncio.wait_for(pipeline.drained(), 10)
             assert pipeline._engine.stats().waiting == 0
         assert watch.wrong == []
+
+    run(body)
+
+
+def test_caps_that_change_hold_for_what_comes_and_what_runs_comes_to_its_end(full):
+    async def body() -> None:
+        started = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def watch(engine: Engine) -> None:
+            if engine.stats().tokens > 20:
+                loop.call_soon_threadsafe(started.set)
+
+        async with served(full) as pipeline:
+            alone = [ids(await ask(pipeline, ask_for(name, 200, 400, WARM))) for name in "ab"]
+        async with served(full, watch) as pipeline:
+            running = [asyncio.create_task(ask(pipeline, ask_for(name, 200, 400, WARM))) for name in "ab"]
+            await started.wait()
+            pipeline.resize(kv_bytes=blocks(1), prefix_cache_bytes=1000)
+            with pytest.raises(Refused, match="enough for 256 tokens"):
+                await pipeline.prepare(ask_for("c", 300, 10, GREEDY))
+            assert (await pipeline.prepare(ask_for("d", 200, 400, GREEDY))).sequence.max_tokens == 56
+            assert [ids(await one) for one in running] == alone
+            assert pipeline._engine.stats().prefix_bytes <= 1000
 
     run(body)

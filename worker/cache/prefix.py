@@ -95,7 +95,12 @@ class PrefixCache:
         """Keep an entry as the one last used."""
         self._entries.append(entry)
         self.nbytes += entry.nbytes
-        while self.nbytes > self.max_bytes:
+        self.resize(self.max_bytes)
+
+    def resize(self, max_bytes: int) -> None:
+        """Another cap; what is over it goes."""
+        self.max_bytes = max_bytes
+        while self.nbytes > max_bytes:
             self._drop(self._entries[0])
 
     def newest_first(self) -> list[Entry]:

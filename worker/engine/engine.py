@@ -154,6 +154,20 @@ class Engine:
 
         return self.call(write)
 
+    def resize(self, kv_bytes: int, prefix_cache_bytes: int) -> "Future[None]":
+        """Other caps than those of the load, from the next step on. Rows keep what they were promised."""
+
+        def change() -> None:
+            import mlx.core as mx
+
+            if self._loaded is not None and self._scheduler is not None:
+                self._scheduler.resize(kv_bytes)
+                self._loaded.prefix.resize(prefix_cache_bytes)
+                mx.clear_cache()
+                self._measure()
+
+        return self.call(change)
+
     def stats(self) -> WorkerStats:
         """Counters as of the last step; never waits for the engine."""
         scheduler, loaded = self._scheduler, self._loaded

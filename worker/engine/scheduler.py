@@ -11,7 +11,7 @@ Rules, in this order:
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from worker.engine.kv_budget import BLOCK, KvBudget, rounded
 from worker.engine.sequence import Sequence, Status
@@ -51,12 +51,11 @@ class Scheduler:
         return bool(self.waiting or self.active)
 
     def add(self, sequence: Sequence) -> None:
-        """Raises ValueError for a sequence that would never fit: the oldest row has to come to its end."""
-        if not self.kv.holds(self.kv.row_bytes(sequence.most_tokens)):
-            raise ValueError(
-                f"{sequence.id}: {sequence.most_tokens} tokens do not fit into {self.kv.limit} bytes"
-            )
         self.waiting.append(sequence)
+
+    def resize(self, kv_bytes: int) -> None:
+        """Another limit of the KV budget. Rows keep what they were promised."""
+        self.kv = replace(self.kv, limit=kv_bytes)
 
     def admit(self) -> list[Sequence]:
         """Move waiting sequences into free rows; returns those that moved, in order."""
@@ -100,10 +99,15 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def _promise(self, sequence: Sequence, tokens: int) -> bool:
-        """Promise a row room for that many tokens, or for all that it can come to; False: there is none."""
+        """Promise a row room for that many tokens, or for all that it can come to; False: there is none.
+
+        A row that is alone is always promised what it needs. Whoever lets a sequence in sees to it that this is
+        within the budget; a budget that has shrunk since must not keep it from its end.
+        """
         tokens = rounded(min(tokens, sequence.most_tokens))
         total = self.promised_bytes - self.kv.row_bytes(sequence.promised) + self.kv.row_bytes(tokens)
-        if not self.kv.holds(total):
+        others = self.active if sequence.status is Status.WAITING else self.active[1:]
+        if others and not self.kv.holds(total):
             return False
         self.promised_bytes, sequence.promised = total, tokens
         return True

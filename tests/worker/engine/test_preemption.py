@@ -74,9 +74,32 @@ def test_the_newest_row_gives_way_and_comes_back_first_from_where_it_was():
     assert b.num_resumed > 740
 
 
-def test_a_sequence_that_could_never_end_is_an_error_of_whoever_let_it_in():
-    with pytest.raises(ValueError, match="do not fit"):
-        scheduler(blocks=2).add(sequence("a", 500, 100))
+def test_a_budget_that_shrinks_keeps_no_row_from_its_end():
+    """Rows go on with what they were promised; one that needs more than there is now gets it when it is alone."""
+    line = scheduler(blocks=8)
+    for name in "abc":
+        line.add(sequence(name, 10, 1000))
+    assert run(line, 300) == []
+    line.resize(1 * BLOCK * TOKEN)
+    assert len(line.active) == 3
+    assert run(line, 300) == ["c", "b"]
+    assert run(line, 300) == []
+    assert [row.id for row in line.active] == ["a"]
+    assert run(line, 2300) == []
+    assert not line.has_work
+    assert line.promised_bytes == 0
+
+
+def test_a_budget_that_grows_lets_the_next_in():
+    line = scheduler(blocks=4)
+    for name in "abc":
+        line.add(sequence(name, 100, 900))
+    line.admit()
+    line.resize(6 * BLOCK * TOKEN)
+    assert [row.id for row in line.admit()] == ["c"]
+    line.add(sequence("d", 100, 900))
+    line.resize(0)  # no limit
+    assert [row.id for row in line.admit()] == ["d"]
 
 
 def test_what_a_row_was_promised_is_free_when_it_leaves():

@@ -1,0 +1,144 @@
+"""Two workers after each other on tiny real models: what the first one drained to disk, the second one starts with."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from shared.wire import Event, TokenPrompt
+from tests.oracles.checkpoints import write_case
+from tests.worker.asking import GREEDY, WARM, ask, finish, ids, request, run, served, text
+from worker.pipeline import Pipeline
+
+PROMPT = [10 + n * 7 % 240 for n in range(150)]
+
+
+@pytest.fixture(scope="module", params=["llama_tied", "mistral_window", "rope_dynamic"])
+def model(request, tmp_path_factory) -> Path:
+    """Full caches, rotating ones, and keys that depend on the length of the sequence."""
+    folder = write_case(request.param, tmp_path_factory.mktemp("spill") / "model")
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "max_position_embeddings": 512}))
+    return folder
+
+
+def launch(folder: Path, **more) -> dict:
+    return {"spill_dir": str(folder), "spill_bytes": 1 << 30, "prefill_chunk": 64, **more}
+
+
+def first(sampling=GREEDY):
+    return request("first", prompt=TokenPrompt(PROMPT), max_tokens=20, sampling=sampling)
+
+
+async def drain(pipeline: Pipeline) -> int:
+    await pipeline.drained()
+    return await asyncio.wrap_future(pipeline._engine.spill(lambda: False))
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM])
+def test_a_conversation_goes_on_in_the_next_worker_as_if_it_had_never_stopped(model, tmp_path, sampling):
+    async def body() -> None:
+        async with served(model, **launch(tmp_path)) as pipeline:
+            said = ids(await ask(pipeline, first(sampling)))
+            assert await drain(pipeline) > 0
+        more = request("more", prompt=TokenPrompt([*PROMPT, *said, 40, 41]), max_tokens=20, sampling=sampling)
+        async with served(model, prefill_chunk=64, prefix_cache_bytes=0) as pipeline:
+            cold = await ask(pipeline, more)
+        async with served(model, **launch(tmp_path)) as pipeline:
+            stats = pipeline._engine.stats()
+            assert stats.restored_bytes == stats.prefix_bytes > 0
+            warm = await ask(pipeline, more)
+            assert finish(cold).usage.cached_tokens == 0
+            assert finish(warm).usage.cached_tokens >= len(PROMPT)
+            assert (ids(warm), text(warm)) == (ids(cold), text(cold))
+            assert pipeline._engine.stats().restored_bytes == stats.restored_bytes
+
+    run(body)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> Path:
+    return write_case("llama_tied", tmp_path_factory.mktemp("plain") / "model")
+
+
+async def leave_something(model: Path, folder: Path, **more) -> list[Event]:
+    async with served(model, **launch(folder, **more)) as pipeline:
+        events = await ask(pipeline, first())
+        await drain(pipeline)
+    return events
+
+
+def files(folder: Path) -> list[Path]:
+    return list(folder.glob("*.safetensors")) if folder.is_dir() else []
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"dtype": "float16"}, {"prefill_chunk": 32}, "model", "spilled file"],
+    ids=["dtype", "chunk", "model", "damage"],
+)
+def test_what_is_of_another_dtype_or_model_or_damaged_is_computed_again(plain, tmp_path, changed):
+    async def body() -> None:
+        model = write_case("llama_tied", tmp_path / "model")
+        before = await leave_something(model, tmp_path / "kv")
+        (file,) = files(tmp_path / "kv")
+        if changed == "model":
+            path = model / "config.json"
+            path.write_text(path.read_text() + "\n")
+        elif changed == "spilled file":
+            data = bytearray(file.read_bytes())
+            data[len(data) // 2] ^= 4
+            file.write_bytes(data)
+        options = changed if isinstance(changed, dict) else {}
+        async with served(model, **launch(tmp_path / "kv", **options)) as pipeline:
+            again = await ask(pipeline, first())
+            assert finish(again).usage.cached_tokens == 0
+            if "dtype" not in options:
+                assert text(again) == text(before)
+        assert not file.exists()
+
+    run(body)
+
+
+def test_zero_bytes_or_no_folder_is_off(plain, tmp_path):
+    async def body() -> None:
+        for off in ({"spill_bytes": 0}, {"spill_dir": ""}):
+            await leave_something(plain, tmp_path / "kv", **off)
+            assert not (tmp_path / "kv").exists()
+        await leave_something(plain, tmp_path / "kv")
+        assert len(files(tmp_path / "kv")) == 1
+        async with served(plain, **launch(tmp_path / "kv", spill_bytes=0)) as pipeline:
+            assert pipeline._engine.stats().restored_bytes == 0
+            assert finish(await ask(pipeline, first())).usage.cached_tokens == 0
+        assert len(files(tmp_path / "kv")) == 1
+
+    run(body)
+
+
+def test_a_floor_that_the_disk_does_not_reach_spills_nothing_and_drains_all_the_same(plain, tmp_path):
+    async def body() -> None:
+        await leave_something(plain, tmp_path / "kv", disk_floor_bytes=1 << 60)
+        assert files(tmp_path / "kv") == []
+
+    run(body)
+
+
+def test_a_worker_that_crashes_after_a_restore_leaves_the_files_for_the_next(plain, tmp_path):
+    async def body() -> None:
+        await leave_something(plain, tmp_path / "kv")
+        for _ in range(2):  # no drain: the first of the two is as good as killed
+            async with served(plain, **launch(tmp_path / "kv")) as pipeline:
+                assert finish(await ask(pipeline, first())).usage.cached_tokens == len(PROMPT) - 1
+
+    run(body)
+
+
+def test_only_as_much_comes_back_as_the_prefix_cache_may_hold(plain, tmp_path):
+    async def body() -> None:
+        await leave_something(plain, tmp_path / "kv")
+        async with served(plain, **launch(tmp_path / "kv", prefix_cache_bytes=1000)) as pipeline:
+            assert pipeline._engine.stats().restored_bytes == 0
+            assert finish(await ask(pipeline, first())).usage.cached_tokens == 0
+
+    run(body)
