@@ -95,12 +95,15 @@ class _Planner:
         hungry = sorted((slot for slot in slots if self._is_hungry(slot)), key=lambda slot: slot.oldest)
         hungry = [slot for slot in hungry if not self._deny_hopeless(slot)]
         self.contender = hungry[0] if hungry else None
-        self._feed(hungry)
-        for slot in slots:
-            if slot.phase is Phase.READY and slot.model not in self.closed:
-                self._serve(slot)
-        self._shrink()
-        if not hungry:
+        decided = -1
+        while decided != len(self.actions):  # what somebody gave up for one may do for another before it
+            decided = len(self.actions)
+            self._feed([slot for slot in hungry if slot.phase is Phase.ABSENT])
+            for slot in slots:
+                if slot.phase is Phase.READY and slot.model not in self.closed:
+                    self._serve(slot)
+            self._shrink()
+        if not any(slot.phase is Phase.ABSENT for slot in hungry):
             self._grow(slots)
         return Plan(self.actions, self.look_at)
 
@@ -162,7 +165,7 @@ class _Planner:
         others = sum(slot.bill.least for slot in hungry)
         for slot in hungry:
             if blocked is not None and self._is_due(blocked.oldest + self.policy.starve_s):
-                return
+                break
             need = slot.bill.least
             others -= need
             ready_now = self.ledger.free + min(0, coming)  # what is not promised to a model before

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parent.app import Application
-from parent.config import Settings
-from parent.library.catalog import ModelEntry
+from parent.library.library import Library
+from parent.library.machine import cpu
+from parent.live_config import LiveConfig
 from parent.protocols import limits, openai_chat, openai_completions
 from parent.protocols.base import DecodedRequest
 from parent.routes.inference import DECODE_HERE, InferenceRoute
@@ -163,10 +164,11 @@ def test_a_long_body_is_decoded_beside_the_event_loop(tmp_path: Path, length: in
         sent.append(message)
 
     async def run() -> None:
-        settings = Settings(data_dir=tmp_path)
-        application = Application(settings, [ModelEntry(id="m", path=tmp_path)], runtime_dir=tmp_path)
+        live = LiveConfig({"data_dir": str(tmp_path), "hf_cache": "none"}, {}, home=tmp_path)
+        library = Library(lambda: live.settings, lambda: live.models)
+        application = Application(live, library, cpu(1 << 33), runtime_dir=tmp_path)
         protocol = openai_chat.PROTOCOL._replace(decode=decode)
-        await InferenceRoute(protocol, application.forwarder, settings)(
+        await InferenceRoute(protocol, application.forwarder)(
             {"headers": [], "request_id": "r"}, receive, send
         )
 

@@ -21,7 +21,9 @@ UP: list[Any] = [
 DOWN: list[Any] = [
     control.LaunchModel(model_id="m", path="/m"),
     control.LaunchJob(job_id="j", spec=jobs.ImportGguf(source="/a.gguf", name="a"), output="/out"),
+    control.Adopt(3, "0.1.0", "secret"),
     control.Drain(),
+    control.Resize(kv_bytes=1, prefix_cache_bytes=2),
     control.Cancel(),
     control.Shutdown(),
 ]
