@@ -139,6 +139,7 @@ async def _until_shutdown(
             greet()
     if draining is not None:
         draining.cancel()
+        await asyncio.wait({draining})  # so that a spill hears of it, and leaves no file half written
 
 
 async def _drain(control: Control, pipeline: Pipeline | None, engine: Engine) -> None:
