@@ -3,16 +3,19 @@
 import contextlib
 import http.client
 import json
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tests.e2e.real import serving
 from tests.process.harness import Served
 
 GB = 10**9
 FAKE = "org/fake-1b"
+T = TypeVar("T")
+R = TypeVar("R")
 QUIET = ("--hf-cache", "none")  # no models of the user in the library
 
 
@@ -85,6 +88,21 @@ def ask(
     """One stream on a connection of its own."""
     with contextlib.closing(Client(url)) as client:
         return client.ask(body, on_text, request)
+
+
+def together(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """All at a time, in threads that a Ctrl-C does not wait for. `work` raises nothing, or its place is missing."""
+    found: dict[int, R] = {}
+
+    def one(number: int, item: T) -> None:
+        found[number] = work(item)
+
+    threads = [threading.Thread(target=one, args=pair, daemon=True) for pair in enumerate(items)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[number] for number in sorted(found)]
 
 
 def logged(server: Served, what: str) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from tests.bench.pooled import FAKE, QUIET, ask, logged
+from tests.bench.pooled import FAKE, QUIET, ask, logged, together
 from tests.bench.verdict import How, Line, all_of
 from tests.e2e.real import serving
 from tests.process.harness import Served, served, until
@@ -114,11 +114,7 @@ class Deaths:
         def take(stream: Stream) -> None:
             stream.expected = ask(stream.url, stream.body).text
 
-        takers = [threading.Thread(target=take, args=(stream,), daemon=True) for stream in self.streams]
-        for taker in takers:
-            taker.start()
-        for taker in takers:
-            taker.join(PATIENCE_S)
+        together(take, self.streams)
         assert all(stream.expected for stream in self.streams), "the uninterrupted run is not complete"
 
     def _all_run(self) -> bool:

@@ -3,15 +3,15 @@
 import random
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.bench.pooled import FAKE, GB, Answer, Client, ask, logged, two_real
+from tests.bench.pooled import FAKE, GB, Answer, Client, ask, logged, together, two_real
 from tests.bench.verdict import How, Line, all_of, below
 from tests.process.harness import Served, chat, served
 
 SWAPS_BAR = 0.2
+CLIENTS = 16
 POLL_S = 0.02
 
 
@@ -34,8 +34,7 @@ def _alternate(who: str, server: Served, models: tuple[str, str], count: int) ->
     """Each client asks one model, again as soon as it is answered."""
     swap_s = max(_idle_swap(server, model) for model in (models[0], models[1], models[0]))
     loads = len(logged(server, "model.load"))
-    with ThreadPoolExecutor(2) as threads:
-        answered = list(threads.map(lambda model: _client(server, model, count // 2), models))
+    answered = together(lambda model: _client(server, model, count // 2), models)
     answers = [answer for each, _ in answered for answer in each]
     failures = [failure for _, failed in answered for failure in failed]
     swaps = len(logged(server, "model.load")) - loads
@@ -98,8 +97,7 @@ def measure_race(model: Path, folder: Path, how: How) -> list[Line]:
     ) as server:
         watch = LedgerWatch(server)
         try:
-            with ThreadPoolExecutor(16) as threads:
-                done = list(threads.map(lambda number: _racer(server, names, number, each), range(16)))
+            done = together(lambda number: _racer(server, names, number, each), range(CLIENTS))
         finally:
             watch.end()
         loads = logged(server, "model.load")
@@ -107,7 +105,7 @@ def measure_race(model: Path, folder: Path, how: How) -> list[Line]:
     answered = sum(count for count, _, _ in done)
     free = min(load["free"] for load in loads)
     return [
-        all_of("race", "answered", answered, 16 * each, notes=failures[0] if failures else ""),
+        all_of("race", "answered", answered, CLIENTS * each, notes=failures[0] if failures else ""),
         all_of(
             "race",
             "looks at the ledger that found it within the budget",
