@@ -4,10 +4,10 @@ import msgspec
 
 from parent.library.catalog import ModelEntry
 from parent.library.fit import bill as fit_bill
-from parent.library.fit import kv_bytes_of, runs_wide
 from parent.library.machine import Device
 from parent.pool.ledger import Bill
 from shared.control import LaunchModel
+from shared.model_config import kv_layers, kv_room
 
 ORDINARY = 4096  # tokens of a request that any loaded model has to be able to take
 GENEROUS = 32768  # tokens of the longest request that is provided for where there is room
@@ -28,14 +28,17 @@ def bill_of(entry: ModelEntry, launch: LaunchModel, device: Device) -> Bill:
         prefill_chunk=launch.prefill_chunk,
         prefix_cache_bytes=launch.prefix_cache_bytes,
     )
-    float32 = runs_wide(entry, device, launch.dtype)
-    one = kv_bytes_of(entry, min(context, GENEROUS), float32)
-    rows = launch.max_rows * kv_bytes_of(entry, min(context, EACH_ROW), float32)
+    layers = kv_layers(entry.config)
+
+    def row(tokens: int) -> int:
+        """What the worker's buffers for a row take, which is more than its keys and values."""
+        return kv_room(layers, min(context, tokens), fit.chunk, fit.element_bytes)
+
     return Bill(
         weights=fit.weights_bytes,
         transient=fit.transient_bytes,
-        kv_least=launch.kv_bytes or fit.row_bytes,
-        kv_wish=launch.kv_bytes or max(one, rows),
+        kv_least=launch.kv_bytes or row(ORDINARY),
+        kv_wish=launch.kv_bytes or max(row(GENEROUS), launch.max_rows * row(EACH_ROW)),
         prefix_wish=launch.prefix_cache_bytes,
     )
 
