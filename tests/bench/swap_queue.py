@@ -1,8 +1,8 @@
 """Many requests and little memory: two clients that alternate, and many models that race."""
 
+import json
 import random
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -31,27 +31,51 @@ def measure_alternate(model: Path, folder: Path, how: How) -> list[Line]:
 
 
 def _alternate(who: str, server: Served, models: tuple[str, str], count: int) -> list[Line]:
-    """Each client asks one model, again as soon as it is answered."""
-    swap_s = max(_idle_swap(server, model) for model in (models[0], models[1], models[0]))
-    loads = len(logged(server, "model.load"))
+    """Each client asks one model, again as soon as it is answered. The first swaps make loads a known cost."""
+    for model in (models[0], models[1], models[0]):
+        ask(server.url, _short(model))
+    before = len(server.errors())
     answered = together(lambda model: _client(server, model, count // 2), models)
+    found = Found(server.errors()[before:])
     answers = [answer for each, _ in answered for answer in each]
     failures = [failure for _, failed in answered for failure in failed]
-    swaps = len(logged(server, "model.load")) - loads
-    bound, made_of = _bound(server, max(answer.total_s - answer.first_s for answer in answers), swap_s)
+    longest = max(answer.first_s for answer in answers)
+    bound, made_of = _bound(server, found)
     asked = len(answers) + len(failures)
+    swaps = len(found.swaps)
     return [
         all_of("alternate", f"{who}: answered", len(answers), asked, notes=failures[0] if failures else ""),
         below("alternate", f"{who}: swaps a request", swaps / asked, SWAPS_BAR, notes=f"{swaps} swaps"),
-        below("alternate", f"{who}: longest wait", max(a.first_s for a in answers), bound, " s"),
+        below("alternate", f"{who}: longest wait", longest, bound, " s"),
         Line("alternate", f"{who}: that bound", made_of),
     ]
 
 
-def _idle_swap(server: Served, model: str) -> float:
-    """Seconds to a first text when nobody else asks."""
-    time.sleep(1.5)
-    return ask(server.url, _short(model)).first_s
+class Found:
+    """What a part of the server's log says: seconds of each swap, from the eviction of the one model to the other's
+    being ready; of each load; and of each answer, from when its model was there.
+    """
+
+    def __init__(self, log: str) -> None:
+        self.swaps: list[float] = []
+        self.loads: list[float] = []
+        self.answers: list[float] = [0.0]
+        evicted = spawned = 0.0
+        ready: dict[str, float] = {}
+        for line in map(json.loads, log.splitlines()):
+            at = line["ts"]
+            match line["event"], line.get("state"):
+                case "model.evicted", _:
+                    evicted = at
+                case "worker.state", "spawning":
+                    spawned = at
+                case "worker.state", "ready":
+                    ready[line["model"]] = at
+                    self.loads.append(at - spawned)
+                    self.swaps.append(at - evicted)
+                case "request.finished", _:
+                    asked = at - line["seconds"]
+                    self.answers.append(at - max(asked, ready.get(line["model"], 0.0)))
 
 
 def _short(model: str) -> dict[str, Any]:
@@ -73,13 +97,13 @@ def _client(server: Served, model: str, count: int) -> tuple[list[Answer], list[
     return answers, failures
 
 
-def _bound(server: Served, answer_s: float, swap_s: float) -> tuple[float, str]:
-    """By the settings in force, what loads were learned to cost, and this run's swaps: a client whose model has just
-    given way waits for the other to be loaded, for the other's whole turn, and for its own model to come back.
+def _bound(server: Served, found: Found) -> tuple[float, str]:
+    """By the settings in force and the longest of this run: a client whose model has just given way waits for the
+    other to be loaded, for the other's whole turn, and for its own model to come back.
     """
     values = server.http.get("/admin/config").json()["values"]
-    learned = sum(row["load_cost_s"] for row in server.http.get("/engine").json()["workers"])
-    burst_s = max(values["burst_s"], 2 * learned)
+    burst_s = max(values["burst_s"], 2 * 2 * max(found.loads))
+    answer_s, swap_s = max(found.answers), max(found.swaps)
     made_of = f"burst {burst_s:.1f} (burst_s, at least twice both loads) + longest answer {answer_s:.2f}"
     return burst_s + answer_s + 2 * swap_s, f"{made_of} + 2 swaps of {swap_s:.2f} s"
 
