@@ -100,3 +100,12 @@ export async function restartWorker(id) {
   const response = await fetch(`/admin/workers/${path}/restart`, { method: "POST" });
   if (!response.ok) throw await faultOf(response);
 }
+
+/** The ids of all models that can be served. Throws Fault. */
+export async function modelIds() {
+  const response = await fetch("/v1/models").catch(() => {
+    throw new Fault("The server does not answer.");
+  });
+  if (!response.ok) throw await faultOf(response);
+  return (await response.json()).data.map(({ id }) => id);
+}

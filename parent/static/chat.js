@@ -1,9 +1,9 @@
 // The chat page: wires the form, the conversation and the worker's state together.
 
-import { answer, restartWorker, watchWorker } from "/static/api.js";
+import { answer, modelIds, restartWorker, watchWorker } from "/static/api.js";
 import { load, save } from "/static/store.js";
 import { element, link, messageView } from "/static/view.js";
-import { describe, modelId } from "/static/worker.js";
+import { describe, forModel, modelId } from "/static/worker.js";
 
 const $ = (id) => document.getElementById(id);
 const IDEAS = ["What is the capital of France?", "Explain a mutex in two sentences", "Write a haiku about autumn"];
@@ -48,7 +48,7 @@ function requestOf(messages) {
   const unanswered = (next) => next?.role === "assistant" && !next.text;
   const history = messages.filter(({ role, text }, at) => (role === "user" ? !unanswered(messages[at + 1]) : text));
   const request = {
-    model: modelId(engine),
+    model: chat.model || modelId(engine),
     messages: [...system, ...history.map(({ role, text }) => ({ role, content: text }))],
   };
   if (chat.temperature !== null) request.temperature = chat.temperature;
@@ -169,9 +169,19 @@ for (const idea of IDEAS) {
 // ---------------------------------------------------------------- settings
 
 function showSettings() {
+  $("choice").value = chat.model;
   $("system").value = chat.system;
   $("temperature").value = chat.temperature ?? 1;
   $("temperature-shown").textContent = chat.temperature?.toFixed(1) ?? "model's own";
+}
+
+/** The models as they are now; one that was chosen and has gone stays, so that the choice is seen. */
+async function offerModels() {
+  const ids = await modelIds().catch(() => []);
+  if (chat.model && !ids.includes(chat.model)) ids.push(chat.model);
+  const options = ids.map((id) => new Option(id, id));
+  $("choice").replaceChildren(new Option(`the default (${modelId(engine) || "none"})`, ""), ...options);
+  $("choice").value = chat.model;
 }
 
 function change(values) {
@@ -181,6 +191,11 @@ function change(values) {
 }
 
 $("settings").addEventListener("submit", (event) => event.preventDefault());
+$("choice").addEventListener("change", () => {
+  change({ model: $("choice").value });
+  if (engine) onWorker(engine);
+});
+$("settings").addEventListener("toggle", (event) => event.newState === "open" && offerModels());
 $("system").addEventListener("change", () => change({ system: $("system").value }));
 $("temperature").addEventListener("input", () => change({ temperature: Number($("temperature").value) }));
 $("temperature-reset").addEventListener("click", () => change({ temperature: null }));
@@ -189,10 +204,10 @@ $("temperature-reset").addEventListener("click", () => change({ temperature: nul
 
 function onWorker(snapshot) {
   if (snapshot) engine = snapshot;
-  const { label, tone, notice, act } = describe(snapshot);
+  const { label, tone, notice, act } = describe(snapshot && forModel(snapshot, chat.model));
   $("worker").dataset.tone = tone;
   $("worker-label").textContent = label;
-  const model = modelId(engine);
+  const model = chat.model || modelId(engine);
   $("model").textContent = model || "mlxd";
   document.title = model ? `${model} · mlxd` : "mlxd";
   $("notice").hidden = !notice;
@@ -204,16 +219,18 @@ function onWorker(snapshot) {
 
 function hint(tone, model) {
   if (tone === "good") return `${model} runs on this machine; nothing you write leaves it.`;
+  if (tone === "rest") return `${model} is loaded when you write.`;
   if (tone === "wait") return "The model is getting ready. You can write already: the answer comes once it is.";
   return "There is nobody to answer right now; see the line above.";
 }
 
 $("notice-act").addEventListener("click", () => {
-  restartWorker(modelId(engine)).catch((error) => {
+  restartWorker(chat.model || modelId(engine)).catch((error) => {
     $("notice-text").textContent = error.message;
   });
 });
 
+if (chat.model) offerModels();
 showSettings();
 redraw();
 fitInput();

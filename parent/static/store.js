@@ -1,7 +1,7 @@
-// The conversation and the two settings, kept in this browser only.
+// The conversation and the settings, kept in this browser only.
 
 const KEY = "mlxd.chat";
-const EMPTY = { messages: [], system: "", temperature: null };
+const EMPTY = { messages: [], system: "", temperature: null, model: "" };
 
 /** What was kept, or the beginnings; never throws (storage may be forbidden or damaged). */
 export function load() {

@@ -1,6 +1,6 @@
 // What the worker's state means to somebody who chats: a word, a tone, and perhaps a thing to do.
 
-const STARTING = ["absent", "spawning", "loading"];
+const STARTING = ["spawning", "loading"];
 
 /** {label, tone: good|wait|bad, notice?, act?: "restart"} for a snapshot of `/engine`; null = no server. */
 export function describe(engine) {
@@ -12,7 +12,8 @@ export function describe(engine) {
     };
   }
   const { state } = engine;
-  if (engine.closing || state === "draining") return { label: "shutting down", tone: "wait" };
+  if (engine.closing) return { label: "shutting down", tone: "wait" };
+  if (state === "draining") return { label: "leaving", tone: "wait" };
   if (state === "ready") return { label: "ready", tone: "good" };
   if (state === "failed") {
     return { label: "cannot run", tone: "bad", notice: `The model cannot be served: ${why(engine)}` };
@@ -21,6 +22,7 @@ export function describe(engine) {
     const notice = `The worker died again and again and is not restarted any more: ${why(engine)}`;
     return { label: "stopped", tone: "bad", notice, act: "restart" };
   }
+  if (state === "absent") return { label: "not loaded", tone: "rest" };
   if (STARTING.includes(state) && !hasDied(engine)) return { label: loading(engine), tone: "wait" };
   return { label: "restarting", tone: "wait" };
 }
@@ -36,6 +38,13 @@ function loading(engine) {
 
 function why(engine) {
   return engine.reason ?? engine.last_exit?.reason ?? "see `mlxd serve`'s log.";
+}
+
+/** The snapshot as that of one model, "" = the default; a model that nobody has asked for yet is absent. */
+export function forModel(engine, chosen) {
+  if (!engine || !chosen || chosen === modelId(engine)) return engine;
+  const row = engine.workers?.find(({ model }) => model === chosen);
+  return { state: "absent", ...row, model: chosen, closing: engine.closing };
 }
 
 /** The served model's id. */

@@ -20,6 +20,8 @@ import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
+from tests.process.harness import write_model
+
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = [
     "--headless=new",
@@ -40,13 +42,14 @@ class Server:
         self.folder = folder
         self.settings = settings
         self.model = folder / "model"
-        self.model.mkdir(exist_ok=True)
-        (self.model / "fake.json").write_text(json.dumps(script))
+        write_model(self.model, script, ("fake",))
+        write_model(folder / "other", script)
         self.start(port=0)
 
     def start(self, port: int) -> None:
         settings = {"data_dir": str(self.folder / "data"), "port": port, "drain_s": 1.0, **self.settings}
-        command = [sys.executable, "-m", "tests.process.serve_fake", json.dumps(settings), str(self.model)]
+        command = [sys.executable, "-m", "tests.process.serve_fake", json.dumps(settings)]
+        command += [str(self.model), str(self.folder / "other")]
         self.log = (self.folder / "log.txt").open("ab")
         self.child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=self.log, text=True)
         assert self.child.stdout is not None
@@ -330,6 +333,24 @@ def test_settings_reach_the_request_and_outlive_a_reload(page: Page, server: Ser
         "assistant",
         "user",
     ]
+
+
+def test_another_model_can_be_chosen_and_is_loaded_when_it_is_asked(page: Page, server: Server) -> None:
+    show(page, server)
+    page.click("#settings-button")
+    page.select_option("#choice", "other")
+    expect(page.locator("#model")).to_have_text("other")
+    expect(page.locator("#worker-label")).to_have_text("not loaded")
+    page.keyboard.press("Escape")
+    ask(page, fake(tokens=5))
+    is_done(page)
+    expect(page.locator("#worker-label")).to_have_text("ready")
+    page.reload()
+    expect(page.locator("#model")).to_have_text("other")
+    page.click("#settings-button")
+    page.select_option("#choice", "")
+    expect(page.locator("#model")).to_have_text("org/fake-1b")
+    assert page.errors == []  # type: ignore[attr-defined]
 
 
 def test_a_new_chat_forgets_the_old_one(page: Page, server: Server) -> None:
