@@ -21,6 +21,7 @@ from shared.version import VERSION, WIRE
 
 CONNECT_S = 1.0
 READY_S = 5.0
+WAKE_S = 0.25
 POLL_S = 0.02
 KILL_S = 5.0
 
@@ -44,8 +45,6 @@ class Introduction:
         record = self.record
         if record.wire != WIRE:
             raise NotAdopted(f"it speaks wire {record.wire}, this is mlxd {VERSION} (wire {WIRE})")
-        if is_same(record.pid, record.start_time) and is_stopped(record.pid):
-            os.kill(record.pid, signal.SIGCONT)
         output, theirs = os.pipe()
         try:
             await self._connect(theirs)
@@ -82,14 +81,27 @@ class Introduction:
     async def _answer(self) -> control.Ready:
         hung_up = asyncio.ensure_future(self.channel.closed.wait())
         either: list[asyncio.Future[object]] = [self._ready, hung_up]  # type: ignore[list-item]
+        until = asyncio.get_running_loop().time() + READY_S
         try:
-            await asyncio.wait(either, timeout=READY_S, return_when=asyncio.FIRST_COMPLETED)
+            while not self._ready.done() and not hung_up.done():
+                self._wake()  # one that somebody stopped, perhaps only now
+                left = until - asyncio.get_running_loop().time()
+                if left <= 0:
+                    break
+                wait_s = min(left, WAKE_S)
+                await asyncio.wait(either, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             hung_up.cancel()
         if not self._ready.done():
             why = "it hung up" if self.channel.closed.is_set() else f"it said nothing within {READY_S:g} s"
             raise NotAdopted(why)
         return self._ready.result()
+
+    def _wake(self) -> None:
+        record = self.record
+        if is_same(record.pid, record.start_time) and is_stopped(record.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(record.pid, signal.SIGCONT)
 
     def _message(self, message: control.FromWorker) -> None:
         if self._listener is not None:
