@@ -34,6 +34,7 @@ import psutil
 from parent.config import load_settings
 from parent.workers.blas import worker_env
 from tests.bench.asking import Row, Server, ask_http, ask_worker, free_port, running
+from tests.process.harness import write_model
 
 ROOT = Path(__file__).resolve().parents[2]
 PEER = "mlx-lm==0.32.2"
@@ -126,7 +127,8 @@ def measure_paced(rounds: int, ms: float = 20.0, tokens: int = 100) -> dict[str,
     """Tokens a second through the parent over tokens a second from the worker, when a token takes 20 ms."""
     shares: list[float] = []
     with tempfile.TemporaryDirectory(prefix="mlxd-bench-") as folder:
-        (Path(folder) / "fake.json").write_text(json.dumps({"ms_per_token": ms, "tokens": tokens}))
+        script = {"ms_per_token": ms, "tokens": tokens, "heartbeat_ms": 1000}
+        write_model(Path(folder), script, ("fake",))
         port = free_port()
         settings = json.dumps({"data_dir": str(Path(folder) / "data"), "port": port})
         command = [sys.executable, "-m", "tests.process.serve_fake", settings, folder]

@@ -36,6 +36,7 @@ from parent.workers.client import WorkerClient
 from parent.workers.states import Limits, State
 from parent.workers.supervisor import Supervisor
 from shared import control, ndjson, wire
+from tests.process.harness import write_model
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = [sys.executable, "-P", "-m", "tests.fakes.worker"]
@@ -56,7 +57,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mlxd-bench-") as folder:
         script = {"ms_per_token": options.ms, "tokens": options.tokens, "stamp": True}
         script["lockstep"] = not options.independent
-        (Path(folder) / "fake.json").write_text(json.dumps(script))
+        write_model(Path(folder), {"heartbeat_ms": 1000} | script, ("fake",))
         if options.reader:
             run = measure_reader(Path(folder), options.streams, READERS[options.reader])
             print(json.dumps(uvloop.run(run)))
@@ -98,7 +99,7 @@ def summary(cpu_s: float, latencies: Latencies) -> dict[str, Any]:
 
 def measure_parent(folder: Path, streams: int) -> dict[str, Any]:
     """CPU of the parent process while the clients read."""
-    settings = {"data_dir": str(folder / "data"), "port": 0, "queue_limit": 256}
+    settings = {"data_dir": str(folder / "data"), "port": 0, "queue_limit": 256, "max_rows": streams}
     command = [sys.executable, "-m", "tests.process.serve_fake", json.dumps(settings), str(folder)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
         assert parent.stdout is not None
