@@ -4,8 +4,10 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
+from msgspec.structs import replace
 
 from parent.library.fit import bill
+from parent.pool.plan import hopeless
 from parent.pool.pool import Pool
 from shared import asgi
 from shared.errors import ErrorCode, refuse
@@ -34,17 +36,18 @@ class Memory:
             raise refuse(
                 ErrorCode.INVALID_REQUEST, f"{entry.id} does not say its context; give one", param="context"
             )
+        ledger, limit = self.pool.desk.ledger, self.pool.settings.max_resident
         fit = bill(
             entry,
             context,
-            self.pool.device,
+            replace(self.pool.device, budget_bytes=ledger.usable),
             dtype=launch.dtype,
             max_rows=launch.max_rows,
             prefill_chunk=launch.prefill_chunk,
             prefix_cache_bytes=launch.prefix_cache_bytes,
         )
-        ledger, needs = self.pool.desk.ledger, host.slot.bill
-        never = ledger.never_fits(entry.id, needs, self.pool.desk.pinned_bytes(but=entry.id))
+        needs, never = host.slot.bill, hopeless(self.pool.desk, host.slot)
+        has_place = not limit or ledger.count("model") < limit
         report: dict[str, Any] = {
             "model": entry.id,
             "context_tokens": context,
@@ -59,7 +62,7 @@ class Memory:
             "loads_with_bytes": needs.least,
             "would_like_bytes": needs.wish,
             "free_bytes": ledger.free,
-            "fits_beside": needs.least <= ledger.free,
+            "fits_beside": never is None and has_place and needs.least <= ledger.free,
             "never": never.message if never else None,
         }
         await asgi.respond(send, 200, msgspec.json.encode(report))

@@ -115,7 +115,7 @@ class Lease:
         learned = max(slot.load_cost_s or UNKNOWN_LOAD_S, 1.0)
         return Failure(
             ErrorCode.LOADING,
-            f"{slot.model} could not serve this within {waited:.0f} s ({self.status() or self.host.supervisor.state}); "
+            f"{slot.model} could not serve this within {waited:.1f} s ({self.status() or self.host.supervisor.state}); "
             f"{pool.desk.num_waiting} requests wait",
             retry_after_s=min(60.0, learned),
         )

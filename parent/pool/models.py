@@ -48,6 +48,9 @@ def choose(
             return Choice(residents[0], None, is_fallback=True)
         if fallback == RESIDENT and not default:
             raise
-        found = resolve(default if fallback == RESIDENT else fallback)
+        try:
+            found = resolve(default if fallback == RESIDENT else fallback)
+        except Refused:
+            raise unknown from None  # what was asked for is what the client knows of
         return Choice(found.entry, found.profile, is_fallback=True)
     return Choice(found.entry, found.profile)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from parent.library.catalog import ModelEntry
 from parent.pool.crew import forgive
-from parent.pool.desk import Phase
+from parent.pool.desk import FOREVER, Phase
 from parent.pool.host import Host
 from parent.pool.pool import Pool
 from shared.errors import ErrorCode, Failure, refuse
@@ -16,7 +16,9 @@ Mode = Literal["drain", "now", "if-idle"]
 
 def load(pool: Pool, entry: ModelEntry, keep_alive_s: float | None = None) -> Host:
     """Load a model without a request, and do not wait for it. Raises `Refused` as a request would be."""
-    lease = pool.ask(entry, keep_alive_s=keep_alive_s)
+    lease = pool.ask(entry)
+    configured = lease.host.keep_alive_s or FOREVER
+    lease.host.slot.keep_alive_s = configured if keep_alive_s is None else keep_alive_s
     lease.host.slot.kept_since = time.monotonic()
     lease.release()
     return lease.host
@@ -48,6 +50,8 @@ def unload(pool: Pool, host: Host, mode: Mode) -> None:
     if slot.is_pinned:
         raise refuse(ErrorCode.CONFLICT, f"{slot.model} is pinned; take the pin away first")
     slot.kept_since, host.comes_back = None, False
+    if slot.phase is Phase.REFUSED:
+        host.supervisor.unwant()  # its failure is forgotten
     if slot.phase not in (Phase.LOADING, Phase.READY):
         return
     if mode == "now":
@@ -62,13 +66,13 @@ def unload(pool: Pool, host: Host, mode: Mode) -> None:
 def _overdue(pool: Pool, host: Host, asked: int | None) -> None:
     """The drain has lasted long enough, where it still is the one that was asked for."""
     if asked is not None and host.slot.unload_from == asked:
-        _cut(pool, host)
+        _cut(pool, host, before=asked)  # who came later waits for the next load
         pool.replan()
 
 
-def _cut(pool: Pool, host: Host) -> None:
+def _cut(pool: Pool, host: Host, before: float = FOREVER) -> None:
     failure = Failure(ErrorCode.UNLOADED, f"{host.entry.id} was unloaded by its operator", retry_after_s=1.0)
     for supervisor in host.supervisors:
         host.doomed[supervisor.socket_path] = failure
         supervisor.stop()
-    pool.deny_all(host.slot, failure)
+    pool.deny_all(host.slot, failure, before=before)

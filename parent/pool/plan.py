@@ -71,6 +71,16 @@ def plan(desk: Desk, now: float) -> Plan:
     return _Planner(desk, now).run()
 
 
+def hopeless(desk: Desk, slot: Slot) -> Failure | None:
+    """Why a model could not even be loaded if all that may leave had left; None where it could."""
+    limit, pinned = desk.policy.max_resident, desk.pinned(but=slot.model)
+    if limit and len(pinned) >= limit:
+        are = "is" if len(pinned) == 1 else "are"
+        said = f"{slot.model} cannot be loaded: max_resident is {limit}, and {', '.join(pinned)} {are} pinned"
+        return Failure(ErrorCode.CANNOT_FIT, said)
+    return desk.ledger.never_fits(slot.model, slot.bill, desk.pinned_bytes(but=slot.model))
+
+
 SHRINKS_S = 3.0  # within which a worker that was told to hold less is seen to do so
 GROWS_S = 60.0  # after the last shrinking
 
@@ -296,14 +306,7 @@ class _Planner:
     # ------------------------------------------------------------ rule 4
 
     def _deny_hopeless(self, slot: Slot) -> bool:
-        failure = self.ledger.never_fits(slot.model, slot.bill, self.desk.pinned_bytes(but=slot.model))
-        limit, pinned = self.policy.max_resident, self.desk.pinned(but=slot.model)
-        if limit and len(pinned) >= limit and failure is None:
-            failure = Failure(
-                ErrorCode.CANNOT_FIT,
-                f"{slot.model} cannot be loaded: max_resident is {limit}, and {', '.join(pinned)} "
-                f"{'is' if limit == 1 else 'are'} pinned",
-            )
+        failure = hopeless(self.desk, slot)
         if failure is None:
             return False
         slot.kept_since = None

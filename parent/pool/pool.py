@@ -17,7 +17,7 @@ from parent.library.catalog import ModelEntry
 from parent.library.library import Library
 from parent.library.machine import Device
 from parent.pool import rollout
-from parent.pool.crew import Crew
+from parent.pool.crew import Crew, forgive
 from parent.pool.desk import FOREVER, Desk, Phase, Policy, Slot
 from parent.pool.host import Host, phase_of
 from parent.pool.lease import Lease
@@ -150,15 +150,25 @@ class Pool:
             raise refuse(code, f"{entry.id} cannot be served: {entry.error}", param="model")
         if slot.phase is Phase.REFUSED:
             failure = refusal(host.supervisor)
-            if failure is not None and not _may_try_again(host):
+            if failure is not None and not self._may_try_again(host):
                 raise Refused(failure)
-            self.desk.moved(slot.model, Phase.ABSENT, time.monotonic())
+            if host.supervisor.state is State.FAILED:
+                forgive(self.desk, host, time.monotonic())
+            else:
+                self.desk.moved(slot.model, Phase.ABSENT, time.monotonic())
         if keep_alive_s is not None:
             slot.keep_alive_s = keep_alive_s
         lease = Lease(self, host, self.desk.ask(slot.model, client, time.monotonic()))
         self._leases[lease.waiter.key] = lease
         self.replan()
         return lease
+
+    def _may_try_again(self, host: Host) -> bool:
+        """After a while one more try is made, also of what failed for good: somebody may have mended it."""
+        life, now = host.supervisor.life, time.monotonic()
+        if life.state is State.EXHAUSTED:
+            return now >= life.half_open_at
+        return now >= life.since + self.settings.half_open_s
 
     def check_open(self) -> None:
         """Raises `Refused` (shutting_down)."""
@@ -187,9 +197,9 @@ class Pool:
         self.desk.leave(lease.waiter, time.monotonic())
         self.replan()
 
-    def deny_all(self, slot: Slot, failure: Failure) -> None:
-        """Answer everyone who waits for a model."""
-        for waiter in list(slot.waiting):
+    def deny_all(self, slot: Slot, failure: Failure, *, before: float = FOREVER) -> None:
+        """Answer everyone who waits for a model and came before that number."""
+        for waiter in [waiter for waiter in slot.waiting if waiter.number < before]:
             self.desk.leave(waiter, time.monotonic())
             self._leases[waiter.key].deny(failure)
 
@@ -339,8 +349,3 @@ class Pool:
 def policy_of(settings: Settings) -> Policy:
     """The planner's numbers."""
     return Policy(**{name: getattr(settings, name) for name in Policy.__struct_fields__})
-
-
-def _may_try_again(host: Host) -> bool:
-    life = host.supervisor.life
-    return life.state is State.EXHAUSTED and time.monotonic() >= life.half_open_at

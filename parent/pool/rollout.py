@@ -77,8 +77,8 @@ def _switch(crew: Crew, desk: Desk, host: Host, successor: Supervisor) -> None:
 def go_back(desk: Desk, host: Host, device: Device) -> bool:
     """The worker of the new recipe cannot be had: begin again with the last good one. False = there is none."""
     good = host.good
-    if good is None or good == host.running:
-        return False
+    if good is None or good == host.running or good.signature != host.running.signature:
+        return False  # other files, too, do not come back by another recipe
     _note_failure(host, host.supervisor)
     host.bad, host.recipe = host.running, good
     host.slot.bill = bill_of(host.entry, good.launch, device)

@@ -19,6 +19,8 @@ from parent.pool.models import Choice, choose
 from shared.errors import ErrorCode, Refused, refuse
 from shared.units import format_bytes
 
+_PRESENT = (Phase.LOADING, Phase.READY)
+
 
 class Roster:
     """`default`: id of the model that a request without a name means ("" = none)."""
@@ -37,9 +39,15 @@ class Roster:
     # ------------------------------------------------------------ names
 
     async def known(self, name: str) -> Found:
-        """The model of a name, after a look at the disk where it is unknown. Raises `Refused` (model_not_found)."""
+        """The model of a name, after a look at the disk where it is unknown, broken, or not in memory.
+
+        Raises `Refused` (model_not_found).
+        """
         with contextlib.suppress(Refused):
-            return self.library.resolve(name)
+            found = self.library.resolve(name)
+            host = self.hosts.get(found.entry.id)
+            if host is not None and host.slot.phase in _PRESENT and not found.entry.error:
+                return found
         await self.look()
         return self.library.resolve(name)
 
@@ -71,6 +79,8 @@ class Roster:
         host = self.hosts.get(entry.id)
         if host is None:
             host = self._new_host(entry, recipe)
+        elif entry.error and host.slot.phase in _PRESENT:
+            return host  # what is in memory is better than what lies there now
         elif host.entry is entry and host.options == options and recipe in (host.recipe, host.bad):
             return host
         if recipe == host.bad and host.good is not None:

@@ -11,6 +11,8 @@ from parent.pool.host import Host
 from parent.pool.pool import Pool
 from parent.pool.refusal import refusal
 from parent.protocols.openai_fields import kept_for
+from parent.workers.states import State
+from parent.workers.supervisor import Supervisor
 from shared import asgi, wire
 from shared.errors import ErrorCode, Refused, refuse
 
@@ -52,9 +54,11 @@ class Models:
         body = await read_json(receive, LoadBody)
         entry = await self._entry(scope)
         host = operators.load(self.pool, entry, kept_for(body.keep_alive))
-        if body.wait:
-            await asgi.run_until_gone(receive, lambda: self._until_loaded(host))
-        await self._say(send, host, 200 if host.slot.phase is Phase.READY else 202)
+        if not body.wait:
+            await self._say(send, host, 200 if host.slot.phase is Phase.READY else 202)
+        elif await asgi.run_until_gone(receive, lambda: self._until_loaded(host)):
+            answer = {"model": entry.id, "state": State.READY, "phase": Phase.READY}
+            await asgi.respond(send, 200, msgspec.json.encode(answer))
 
     async def _entry(self, scope: asgi.Scope) -> ModelEntry:
         return (await self.pool.roster.known(scope["path_params"]["id"])).entry
@@ -76,7 +80,7 @@ class Models:
         leaving = host.supervisor
         operators.unload(self.pool, host, body.mode)
         if body.wait:
-            await asgi.run_until_gone(receive, leaving.absent)
+            await asgi.run_until_gone(receive, lambda: _until_gone(leaving))
         await self._say(send, host, 200 if host.slot.phase is Phase.ABSENT else 202)
 
     async def _say(self, send: asgi.Send, host: Host, status: int) -> None:
@@ -125,6 +129,13 @@ class Models:
                 "min_p": defaults.min_p,
             },
         }
+
+
+async def _until_gone(supervisor: Supervisor) -> None:
+    """Returns when its process has gone, though a new one may be there already."""
+    epoch = supervisor.life.epoch
+    while supervisor.state is not State.ABSENT and supervisor.life.epoch == epoch:
+        await supervisor.changed()
 
 
 async def read_json(receive: asgi.Receive, kind: type[Any]) -> Any:

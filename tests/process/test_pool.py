@@ -360,3 +360,76 @@ def test_what_runs_is_not_for_requests_to_choose(tmp_path: Path) -> None:
             refused = server.http.patch("/admin/config", json=body)
             assert refused.status_code == 403
             assert "settings file only" in refused.json()["error"]["message"]
+
+
+def test_pool_a_model_that_was_away_is_served_again_once_it_is_back(tmp_path: Path) -> None:
+    with served(tmp_path, {}, {"b": {}}) as server:
+        (tmp_path / "b").rename(tmp_path / "away")
+        assert server.ask(model="b").status_code == 404
+        (tmp_path / "away").rename(tmp_path / "b")
+        assert ask(server, "b") == expected("hi")
+        server.http.post("/v1/models/b/unload", json={"wait": True})
+        config = (tmp_path / "b" / "config.json").read_text()
+        (tmp_path / "b" / "config.json").write_text("{}")
+        broken = server.ask(model="b")
+        assert (broken.status_code, broken.json()["error"]["code"]) == (503, "bad_checkpoint")
+        (tmp_path / "b" / "config.json").write_text(config)
+        assert ask(server, "b") == expected("hi")
+
+
+def test_pool_a_resident_model_serves_on_when_its_files_are_broken(tmp_path: Path) -> None:
+    with served(tmp_path) as server:
+        server.wait_state("ready")
+        (tmp_path / "model" / "config.json").write_text("{}")
+        assert server.http.get("/v1/models").json()["data"] == []
+        assert ask(server, "fake") == expected("hi")
+        row = server.running()["org/fake-1b"]
+        assert (row["phase"], row["rollout"], row["epoch"]) == ("ready", None, 1)
+
+
+def test_pool_unload_forgets_a_failure(tmp_path: Path) -> None:
+    with served(tmp_path, {}, {"b": {"fatal": "bad_checkpoint"}}) as server:
+        assert server.ask(model="b").status_code == 503
+        assert server.running()["b"]["state"] == "failed"
+        gone = server.http.post("/v1/models/b/unload", json={"wait": True})
+        assert (gone.status_code, gone.json()["state"]) == (200, "absent")
+        write_model(tmp_path / "b", {})
+        assert ask(server, "b") == expected("hi")
+
+
+def test_pool_a_model_that_failed_for_good_is_tried_again_after_a_while(tmp_path: Path) -> None:
+    with served(tmp_path, {}, {"b": {"fatal": "bad_checkpoint"}}, half_open_s=0.3) as server:
+        assert server.ask(model="b").status_code == 503
+        write_model(tmp_path / "b", {})
+        until(lambda: server.ask(model="b").status_code == 200, "the next try")
+
+
+def test_pool_who_comes_during_a_drain_that_takes_too_long_waits_for_the_next_load(tmp_path: Path) -> None:
+    with served(tmp_path, {"tokens": 400, "ms_per_token": 25}, drain_s=0.5) as server:
+        server.wait_state("ready")
+        with ThreadPoolExecutor() as threads:
+            running = threads.submit(server.ask, "long", stream=True)
+            server.wait_journal("request")
+            server.http.post("/v1/models/fake/unload", json={"mode": "drain"})
+            late = threads.submit(server.ask, "late", max_tokens=3)
+            assert frames(running.result().text)[-1]["error"]["code"] == "unloaded"
+            assert late.result().status_code == 200
+
+
+def test_pool_load_keeps_a_model_that_a_request_wanted_gone(tmp_path: Path) -> None:
+    with served(tmp_path, {}, {"b": {}}) as server:
+        assert server.ask(model="b", keep_alive=0).status_code == 200
+        server.wait_phase("b", "absent")
+        loaded = server.http.post("/v1/models/b/load", json={"wait": True})
+        assert (loaded.status_code, loaded.json()["state"]) == (200, "ready")
+        assert server.running()["b"]["expires_in_s"] is None
+
+
+def test_fit_counts_with_the_limits_in_force(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mlxd.toml").write_text('[models."org/fake-1b"]\npin = true\n')
+    with served(tmp_path, BIG, {"b": BIG}, max_resident=1, memory_budget_bytes="7GB") as server:
+        fit = server.http.get("/admin/fit", params={"model": "b"}).json()
+        assert fit["usable_bytes"] == 7 * GB
+        assert "max_resident is 1" in fit["never"]
+        assert fit["fits_beside"] is False
