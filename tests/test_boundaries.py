@@ -117,6 +117,7 @@ PURE = [
     "parent.jobs.states",
     "parent.jobs.kinds",
     "parent.jobs.retry",
+    "parent.jobs.quoting",
     "parent.inference.states",
     "parent.inference.quarantine",
     "parent.protocols",

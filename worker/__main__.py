@@ -94,6 +94,8 @@ def _work(launch: LaunchJob, control: Control) -> int:
     """Run a job on this thread; the parent's messages come in on another."""
     from worker import jobs
 
+    for talkative in ("httpx2", "httpx", "httpcore2", "httpcore", "huggingface_hub"):
+        logging.getLogger(talkative).setLevel(logging.WARNING)  # below, they log addresses that are signed
     stop = threading.Event()
 
     def on_message(message: ToWorker) -> None:

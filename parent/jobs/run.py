@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from parent.jobs.quoting import last_words, shown
 from parent.workers import launcher
 from parent.workers.channel import Channel
 from parent.workers.process import Process
@@ -65,9 +66,8 @@ async def run_job(
         return job.done
     if job.failure is not None:
         raise Refused(job.failure)
-    tail = process.tail()
-    last = f": {tail[-1]}" if tail else ""
-    said = f"the job's worker {launcher.describe_exit(code)} before it was done{last}"
+    words = last_words(process.tail())
+    said = f"the job's worker {launcher.describe_exit(code)} before it was done{words and f': {words}'}"
     raise Refused(Failure(ErrorCode.ENGINE_UNAVAILABLE, said))
 
 
@@ -101,7 +101,7 @@ class _Job:
                     self._end()
                 self._on_event(event)
             case control.Fatal(failure=failure):
-                self.failure = self.failure or failure
+                self.failure = self.failure or shown(failure)
                 self._end()
             case _:
                 pass  # a heartbeat: it lives

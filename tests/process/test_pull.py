@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from parent.jobs.run import run_job
@@ -294,6 +295,48 @@ def test_the_token_goes_to_the_hub_and_nowhere_else(tmp_path: Path) -> None:
         assert TOKEN not in repr(told)
         for file in tmp_path.rglob("*"):
             assert not file.is_file() or TOKEN.encode() not in file.read_bytes()
+
+
+def test_a_pull_whose_worker_is_killed_tells_no_signed_address(tmp_path: Path) -> None:
+    """The other host's address is as good as a key to the file."""
+
+    async def main(hub: Hub) -> None:
+        env = environment(hub.url, tmp_path)
+        work = asyncio.ensure_future(run_job(PullRepo(repo=REPO, floor_bytes=0), "", worker_env=env))
+        await asyncio.to_thread(hub.held.wait, 30)
+        (worker,) = psutil.Process().children()
+        worker.kill()
+        with pytest.raises(Refused) as refused:
+            await work
+        assert str(refused.value) == "the job's worker was killed by SIGKILL before it was done"
+
+    with Hub({REPO: files()}) as hub:
+        hub.hold[WEIGHTS] = 300_000
+        asyncio.run(main(hub))
+        assert any(seen.host == "cdn" for seen in hub.requests)
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_a_worker_logs_no_signed_address(tmp_path: Path, level: str) -> None:
+    async def main(hub: Hub) -> None:
+        launch = control.LaunchJob(job_id="x", spec=PullRepo(repo=REPO, floor_bytes=0))
+
+        def hear(message: control.FromWorker) -> None:
+            if isinstance(message, control.Hello):
+                channel.send(launch)
+
+        env = launcher.worker_environment(environment(hub.url, tmp_path) | {"MLXD_LOG_LEVEL": level})
+        process, end = launcher.start(launcher.default_command(), environment=env, socket_path=None)
+        channel = Channel(hear)
+        await channel.open(end)
+        assert await process.exited == 0
+        await process.output_ended(5)
+        channel.close()
+        assert not [line for line in process.lines if "?" in line or "s3cret" in line]
+
+    with Hub({REPO: files()}) as hub:
+        asyncio.run(main(hub))
+        assert any(seen.host == "cdn" for seen in hub.requests)
 
 
 def test_a_hub_that_repeats_the_token_does_not_get_it_printed(tmp_path: Path) -> None:
