@@ -170,7 +170,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 0
     keep_alive_s: Annotated[
-        float, Meta(ge=0, description="idle time before a model is unloaded; 0 = never", extra=_SECONDS)
+        float,
+        Meta(
+            ge=0,
+            description="idle time before a model is unloaded; 0 = never",
+            extra={**_SECONDS, "zero_is_never": True},
+        ),
     ] = 0.0
     burst_requests: Annotated[
         int, Meta(ge=1, description="requests a model may still take while another waits for its memory")
@@ -331,6 +336,9 @@ def parse_file(text: str, file: Path) -> dict[str, Any]:
 
     try:
         table = tomllib.loads(text)
+    except RecursionError:
+        problem = f"cannot read {file}: a value is nested too deep; write it flatter"
+        raise refuse(ErrorCode.INVALID_REQUEST, problem, param="config") from None
     except ValueError as error:
         raise refuse(ErrorCode.INVALID_REQUEST, f"cannot read {file}: {error}", param="config") from None
     for key in table:

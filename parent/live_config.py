@@ -4,11 +4,9 @@ A change is all or nothing: the new file is checked whole before it replaces the
 restart keep the value they had at the start (`pending` names them); all others are in force at once.
 """
 
-import errno
 import os
 import threading
-from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,8 @@ import msgspec
 
 from parent.config import Resolved, Settings, fields, load_settings, near_setting, parse_file, read_text
 from parent.model_options import ModelOptions
+from parent.settings_file import REQUEST, edited, replace
 from parent.values import Needs, bad, checked, fields_of
-from shared.errors import ErrorCode, Refused, refuse
-
-REQUEST = "request"
-"""The origin that errors about a patch name."""
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -139,7 +134,7 @@ class LiveConfig:
             new = edited(old, values)
             self._check(self._load(new))  # all of it, the flags over it: what would not start is not written
             if new != old:
-                _replace(file, new)
+                replace(file, new)
 
     def results(self, values: dict[str, Any]) -> list[PatchResult]:
         """What became of each value once the file has been read again."""
@@ -191,112 +186,3 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
         if name.startswith("models.") and table is not None and not isinstance(table, dict):
             raise bad(name, REQUEST, "expected an object, or null to remove it")
     return flat
-
-
-# ---------------------------------------------------------------- the file
-
-
-def edited(text: str, values: dict[str, Any]) -> str:
-    """The TOML text with the values set, comments and order kept. Raises `Refused`."""
-    import tomllib  # here: together they cost every command 25 ms, and only a server ever edits
-
-    import tomlkit
-    import tomlkit.exceptions
-
-    nested: dict[str, Any] = {}
-    for name, value in values.items():
-        if name.startswith("models."):
-            nested.setdefault("models", {})[name.removeprefix("models.")] = value
-        else:
-            nested[name] = value
-    try:
-        wanted = _merged(tomllib.loads(text), nested)
-        document = tomlkit.parse(text)
-        _edit(document, nested)
-        new = tomlkit.dumps(document)
-        new.encode()
-        if _meaning(tomllib.loads(new)) == _meaning(wanted):
-            return new
-    except (tomlkit.exceptions.TOMLKitError, ValueError, TypeError, RecursionError) as error:
-        problem = " ".join(str(error).split())
-        raise refuse(ErrorCode.INVALID_REQUEST, f"a value cannot be written in TOML: {problem}") from None
-    # Rare ways of writing tables that the editor does not follow: better no change than a wrong one.
-    raise refuse(
-        ErrorCode.CONFLICT,
-        "the settings file is written in a way that cannot be edited here; edit it by hand",
-    )
-
-
-def _meaning(table: dict[str, Any]) -> dict[str, Any]:
-    """Without tables whose last entry was taken out: whether they stand there empty makes no difference."""
-    models = {
-        model_id: {key: value for key, value in each.items() if key != "profiles" or value}
-        if isinstance(each, dict)
-        else each
-        for model_id, each in table.get("models", {}).items()
-    }
-    return {
-        key: models if key == "models" else value for key, value in table.items() if key != "models" or models
-    }
-
-
-def _merged(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(table)
-    for key, value in values.items():
-        if value is None:
-            merged.pop(key, None)
-        elif isinstance(value, dict):
-            inner = merged.get(key)
-            merged[key] = _merged(inner if isinstance(inner, dict) else {}, value)
-        else:
-            merged[key] = value
-    return merged
-
-
-def _edit(table: MutableMapping[str, Any], values: Mapping[str, Any]) -> None:
-    for key, value in values.items():
-        if value is None:
-            table.pop(key, None)
-        elif isinstance(value, dict) and isinstance(table.get(key), dict):
-            _edit(table[key], value)
-        else:
-            table[key] = _merged({}, value) if isinstance(value, dict) else value
-
-
-def _replace(file: Path, text: str) -> None:
-    """Write beside it, then rename: the file is the old one or the new one, whatever happens. Its mode is kept."""
-    target = Path(os.path.realpath(file))  # a link stays a link
-    scratch = target.with_name(f".{target.name}.part")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        mode = target.stat().st_mode & 0o7777 if target.exists() else 0o644
-        with open(scratch, "w", encoding="utf-8", opener=_private) as out:
-            out.write(text)
-            out.flush()
-            os.fchmod(out.fileno(), mode)
-            os.fsync(out.fileno())
-        scratch.replace(target)
-        _sync_folder(target.parent)
-    except OSError as error:
-        raise _cannot_write(target, error) from None
-    finally:
-        with suppress(OSError):
-            scratch.unlink()
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _cannot_write(file: Path, error: OSError) -> Refused:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    code = ErrorCode.DISK_FULL if full else ErrorCode.CONFLICT
-    return refuse(code, f"cannot write {file}: {error.strerror or error}; nothing is changed")

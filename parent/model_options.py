@@ -49,7 +49,11 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     keep_alive: (
         Annotated[
             float,
-            Meta(ge=0, description="idle time before it is unloaded; 0 = never", extra={"unit": "seconds"}),
+            Meta(
+                ge=0,
+                description="idle time before it is unloaded; 0 = never",
+                extra={"unit": "seconds", "zero_is_never": True},
+            ),
         ]
         | None
     ) = None

@@ -8,7 +8,7 @@ import difflib
 import math
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ class Field(msgspec.Struct, frozen=True):
     unit: str = ""  # "bytes", "seconds" or ""
     choices: tuple[str, ...] = ()
     needs: Needs = "nothing"  # before a changed value is in force
+    zero_is_never: bool = False  # of a duration
 
     @property
     def flag(self) -> str:
@@ -60,6 +61,7 @@ def fields_of(struct: type[msgspec.Struct]) -> dict[str, Field]:
             extra.get("unit", ""),
             tuple(extra.get("choices", ())),
             extra.get("needs", "nothing"),
+            extra.get("zero_is_never", False),
         )
     return found
 
@@ -82,6 +84,23 @@ def _kind_of(hint: Any) -> Any:
     return hint
 
 
+MOST_LEVELS = 32
+"""Of tables and lists in one another, in one value."""
+
+
+def levels(value: Any) -> int:
+    """How deep tables and lists are nested in a value; 0 for one that is neither."""
+    deepest, open_ends = 0, [(value, 0)]
+    while open_ends:  # a call for each level would end at Python's own limit
+        each, level = open_ends.pop()
+        deepest = max(deepest, level)
+        inner = each.values() if isinstance(each, Mapping) else each if isinstance(each, list) else None
+        if inner is not None:
+            deepest = max(deepest, level + 1)
+            open_ends.extend((one, level + 1) for one in inner)
+    return deepest
+
+
 def checked(known: Field, value: Any, origin: str, name: str = "") -> Any:
     """The value in its field's type, whether it came as text or from TOML or JSON.
 
@@ -92,6 +111,10 @@ def checked(known: Field, value: Any, origin: str, name: str = "") -> Any:
         value = _from_text(known, value, origin, name)
     elif _kind_of(known.type) is float and isinstance(value, int) and not isinstance(value, bool):
         value = _as_float(value)
+    if levels(value) > MOST_LEVELS:
+        raise bad(name, origin, f"nested more than {MOST_LEVELS} levels deep; write it flatter")
+    if known.unit == "seconds" and isinstance(value, int | float) and value < 0:
+        raise bad(name, origin, f"{value}: {_no_end(known)}")
     if known.choices and value is not None and value not in known.choices:
         raise bad(name, origin, f"{value!r} is not one of {', '.join(known.choices)}")
     if isinstance(value, float) and not math.isfinite(value):
@@ -124,18 +147,29 @@ def _as_float(value: int) -> float:
 
 def _from_text(known: Field, text: str, origin: str, name: str) -> Any:
     """Flags and variables are text; so are sizes and durations as people write them in the file."""
-    parse: Callable[[str], Any] = {"bytes": parse_bytes, "seconds": _duration}.get(known.unit, _plain(known))
+    parsers: dict[str, Callable[[str], Any]] = {"bytes": parse_bytes, "seconds": partial(_duration, known)}
+    parse = parsers.get(known.unit, _plain(known))
     try:
         return parse(text)
     except (ValueError, OverflowError) as error:
         raise bad(name, origin, str(error)) from None
 
 
-def _duration(text: str) -> float:
-    seconds = parse_seconds(text)
+def _duration(known: Field, text: str) -> float:
+    try:
+        seconds = parse_seconds(text)
+    except ValueError:
+        or_never = ", or 0 for never" if known.zero_is_never else ""
+        raise ValueError(f"{text!r} is not a duration; write for example 30s, 5m or 2h{or_never}") from None
     if seconds is None:
-        raise ValueError(f"{text!r}: this duration must have an end; write for example 30s or 5m")
+        raise ValueError(f"{text!r}: {_no_end(known)}")
     return seconds
+
+
+def _no_end(known: Field) -> str:
+    if known.zero_is_never:
+        return "write 0 for never"
+    return "this duration must have an end; write one above 0, for example 30s or 5m"
 
 
 def _plain(known: Field) -> Callable[[str], Any]:

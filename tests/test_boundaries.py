@@ -42,7 +42,7 @@ READING_ORDER: dict[str, list[list[str]]] = {
     ],
     "parent": [
         ["values"],
-        ["model_options"],
+        ["model_options", "settings_file"],
         ["config", "protocols", "bus", "db"],
         ["library", "live_config"],
         ["workers"],
@@ -70,12 +70,13 @@ THIRD_PARTY: dict[str, set[str]] = {
     "worker.serve": {"uvicorn"},
     "worker.__main__": {"uvloop"},
     "worker.jobs": {"numpy", "tokenizers", "mlx", "huggingface_hub", "httpx2"},
-    "parent.live_config": {"tomlkit"},
+    "parent.settings_file": {"tomlkit"},
     "parent.workers": {"httptools", "psutil"},
     "parent.jobs": {"psutil"},
     "parent.handover": {"psutil"},
     "parent.routes": {"starlette"},
     "parent.app": {"starlette"},
+    "parent.connections": {"uvicorn"},
     "parent.server": {"uvicorn", "uvloop"},
     "parent.commands": {"httpx2"},
 }

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parent.live_config import Change, LiveConfig, edited
+from parent.live_config import Change, LiveConfig
 from parent.model_options import ModelOptions, Profile
+from parent.settings_file import edited
+from parent.values import MOST_LEVELS
 from shared.errors import ErrorCode, Refused
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -158,6 +160,91 @@ def test_null_takes_a_key_out_and_the_default_comes_back(tmp_path: Path) -> None
     assert config.patch({"queue_limit": None, "models": {"never there": None}})[0].effective == 64
 
 
+CALM, WILD = "temperature = 0.1\n", "temperature = 1.1\n"
+WRITTEN = {
+    "a table of its own": f"[models.m]\npin = true\n[models.m.profiles.calm]\n{CALM}",
+    "nothing but the profile": f"# mine\n[models.m.profiles.calm]\n{CALM}",
+    "two": f"[models.m.profiles.calm]\n{CALM}[models.m.profiles.wild]\n{WILD}",
+    "another between": f"[models.m]\n[models.o]\npin = true\n[models.m.profiles.calm]\n{CALM}",
+    "inline": "[models.m]\nprofiles = {calm = {temperature = 0.1}}\n",
+    "dotted": "models.m.profiles.calm.temperature = 0.1\n",
+    "arguments": '[models.m.profiles.calm.template_kwargs]\ntone = "dry"\n',
+}
+
+
+@pytest.mark.parametrize("text", WRITTEN.values(), ids=WRITTEN.keys())
+def test_the_last_profile_can_be_taken_out_and_put_back(tmp_path: Path, text: str) -> None:
+    for number, patch in enumerate(({"calm": None, "wild": None}, None)):
+        config = live(tmp_path / str(number), text)
+        before = config.models["m"]
+        config.patch({"models": {"m": {"profiles": patch}}})
+        assert config.models.get("m", ModelOptions()).profiles == {}
+        assert config.models.get("m", ModelOptions()).pin is before.pin
+        assert config.models.get("o") == live(tmp_path / "as before", text).models.get("o")
+        assert ("# mine" in text) is ("# mine" in config.file.read_text())
+        config.patch({"models": {"m": {"profiles": {"calm": {"top_k": 3}}}}})
+        assert config.models["m"].profiles == {"calm": Profile(top_k=3)}
+
+
+def test_a_profile_stays_when_its_last_key_is_taken_out(tmp_path: Path) -> None:
+    config = live(tmp_path, WRITTEN["arguments"])
+    config.patch({"models": {"m": {"profiles": {"calm": {"template_kwargs": None}}}}})
+    assert config.models["m"].profiles == {"calm": Profile()}
+
+
+def test_tables_that_the_editor_cannot_follow_are_left_alone(tmp_path: Path) -> None:
+    text = f"[models.m.profiles.calm]\n{CALM}[models.o]\n[models.m.profiles.wild]\n{WILD}"
+    config = live(tmp_path, text)
+    code, _, message = refusal(
+        lambda: config.patch({"models": {"m": {"profiles": {"calm": None, "wild": None}}}})
+    )
+    assert (code, config.file.read_text()) == (ErrorCode.CONFLICT, text)
+    assert "by hand" in message
+
+
+def nested(levels: int, *, lists: bool = False) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value] if lists else {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("levels", [MOST_LEVELS, 101, 300, 5000])
+@pytest.mark.parametrize("lists", [False, True])
+def test_what_is_nested_too_deep_is_refused_by_its_key_and_the_next_patch_works(
+    tmp_path: Path, levels: int, lists: bool
+) -> None:
+    config = live(tmp_path, FILE)
+    kwargs = {"x": nested(levels, lists=lists)}
+    profiles = {"profiles": {"calm": {"temperature": 1}, "p": {"template_kwargs": kwargs}}}
+    code, param, message = refusal(lambda: config.patch({"max_rows": 2, "models": {"m": profiles}}))
+    assert (code, param) == (ErrorCode.INVALID_REQUEST, "models.m.profiles.p.template_kwargs")
+    assert "flatter" in message
+    assert config.file.read_text() == FILE
+    assert config.patch({"max_rows": 2})[0].effective == 2
+
+
+def test_what_is_just_not_too_deep_can_be_written_and_edited_again(tmp_path: Path) -> None:
+    config = live(tmp_path, FILE)
+    kwargs = nested(MOST_LEVELS - 4)
+    config.patch({"models": {"m": {"profiles": {"p": {"template_kwargs": kwargs}}}}})
+    config.patch({"max_rows": 2})
+    assert config.models["m"].profiles["p"].template_kwargs == kwargs
+
+
+@pytest.mark.parametrize("levels", [MOST_LEVELS + 1, 300, 5000])
+def test_a_file_that_is_nested_too_deep_is_refused(tmp_path: Path, levels: int) -> None:
+    inline = "{a = " * levels + "1" + "}" * levels
+    config = live(tmp_path)
+    config.file.write_text(f"[models.m.profiles.p]\ntemplate_kwargs = {inline}\n")
+    code, param, message = refusal(config.reload)
+    assert (code, param in ("config", "models.m.profiles.p.template_kwargs")) == (
+        ErrorCode.INVALID_REQUEST,
+        True,
+    )
+    assert str(config.file) in message
+
+
 def test_a_flag_or_a_variable_that_outranks_the_file_is_told(tmp_path: Path) -> None:
     config = live(tmp_path, FILE, {"max_rows": "5"}, MLXD_QUEUE_LIMIT="6")
     rows, limit = config.patch({"max_rows": 7, "queue_limit": 8})
@@ -194,7 +281,11 @@ def test_what_needs_a_restart_is_written_and_told(tmp_path: Path) -> None:
             "models.x.aliases",
             "a name of org/name",
         ),
-        ({"max_rows": 2, "models": {"x": {"aliases": [None]}}}, None, "cannot be written in TOML"),
+        (
+            {"max_rows": 2, "models": {"x": {"aliases": [None]}}},
+            "models.x",
+            "cannot be written in TOML",
+        ),
     ],
 )
 def test_one_bad_value_and_nothing_is_written(
@@ -317,6 +408,11 @@ def merged(table: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     return table
 
 
+def told(table: dict[str, Any]) -> dict[str, Any]:
+    """What a table says: of a model of which it says nothing, it says nothing."""
+    return table | {"models": {name: each for name, each in table.get("models", {}).items() if each != {}}}
+
+
 @given(
     st.lists(
         st.fixed_dictionaries(
@@ -352,5 +448,5 @@ def test_any_edits_in_a_row_give_the_table_they_say_or_are_refused(
             else:
                 nested[name] = value
         merged(expected, nested)
-        assert {"models": {}} | tomllib.loads(text) == {"models": {}} | expected
+        assert told(tomllib.loads(text)) == told(expected)
         assert ("# mine" in text) is comment
