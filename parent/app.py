@@ -101,7 +101,7 @@ class Application:
         health, static = self.health, Static()
         models = Models(self.pool, created=int(time.time()))
         workers = Workers(self.pool, self.bus, health.view)
-        memory, config = Memory(self.pool), Config(self.live)
+        memory, config = Memory(self.pool), Config(self.live, self.pool.roster.known)
         quarantine = Quarantine(self.forwarder.quarantine)
         pulls, jobs = Pulls(self.jobs, lambda: self.live.settings), JobRoutes(self.jobs)
         table: list[tuple[str, str, asgi.App]] = [

@@ -1,26 +1,30 @@
 """Operators' routes for the configuration: what is in force and why, and changes of it while serving."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 
 from parent.config import Settings, fields
-from parent.live_config import LiveConfig
+from parent.library.catalog import folder_of
+from parent.library.names import Found
+from parent.live_config import LiveConfig, PatchResult
 from parent.model_options import ModelOptions
+from parent.pool.models import RESIDENT
 from parent.values import fields_of
 from shared import asgi
-from shared.errors import ErrorCode, refuse
+from shared.errors import ErrorCode, Refused, refuse
 
 MOST_BYTES = 1 << 20
-SILENCE_S = 30.0
 
 
 class Config:
-    """`GET /admin/config` and `PATCH /admin/config`."""
+    """`GET /admin/config` and `PATCH /admin/config`. `known`: the model of a name, else `Refused`."""
 
-    def __init__(self, live: LiveConfig) -> None:
+    def __init__(self, live: LiveConfig, known: Callable[[str], Awaitable[Found]]) -> None:
         self.live = live
+        self.known = known
         self._patching = asyncio.Lock()
 
     async def show(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
@@ -39,7 +43,7 @@ class Config:
 
     async def patch(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """`{"NAME": VALUE, "models": {ID: {…}}}`; null removes. 400 with `param` on a bad one, and no change."""
-        body = await asgi.read_body(receive, MOST_BYTES, silence_s=SILENCE_S)
+        body = await asgi.read_body(receive, MOST_BYTES, silence_s=self.live.settings.request_wait_s)
         try:
             values = msgspec.json.decode(body, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -50,7 +54,32 @@ class Config:
             await asyncio.to_thread(self.live.write, values)  # it waits for the disk
             self.live.reload()
             results = self.live.results(values)
+        results = [await self._with_note(result) for result in results]
         await asgi.respond(send, 200, msgspec.json.encode({"results": results}))
+
+    async def _with_note(self, result: PatchResult) -> PatchResult:
+        """A model may be named before it is here, but a name that was misspelt should not go unseen."""
+        name, value = result.name, result.value
+        if value in (None, ""):
+            return result
+        if name.startswith("models."):
+            note = await self._absent(name.removeprefix("models."), as_key=True)
+        elif (name == "fallback" and value != RESIDENT) or (name == "model" and folder_of(value) is None):
+            note = await self._absent(value)
+        else:
+            return result
+        notes = [each for each in (result.note, note) if each]
+        return msgspec.structs.replace(result, note="; ".join(notes))
+
+    async def _absent(self, name: str, *, as_key: bool = False) -> str:
+        """`as_key`: a table of the settings file needs the id or a name of the card, not just any name."""
+        try:
+            entry = (await self.known(name)).entry
+        except Refused:
+            return f"there is no model {name!r} now"
+        if as_key and name not in (entry.id, *entry.aliases):
+            return f"there is no model of the id {name!r} now; did you mean {entry.id}?"
+        return ""
 
 
 def _refuse_programs(values: dict[str, Any]) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from parent.admin.config import MOST_BYTES, Config, schema_of
 from parent.config import Settings, fields
+from parent.library.catalog import ModelEntry
+from parent.library.names import Found, Names
 from parent.live_config import LiveConfig
 from parent.model_options import ModelOptions
 from parent.values import fields_of
@@ -17,7 +19,12 @@ from shared.errors import ErrorCode, Refused
 
 def config(folder: Path, text: str = "") -> Config:
     (folder / "mlxd.toml").write_text(text)
-    return Config(LiveConfig({"data_dir": str(folder), "max_rows": "5"}, {}, home=folder))
+    names = Names([ModelEntry(id="a/b", path=folder, aliases=["card"])], {})
+
+    async def known(name: str) -> Found:
+        return names.resolve(name)
+
+    return Config(LiveConfig({"data_dir": str(folder), "max_rows": "5"}, {}, home=folder), known)
 
 
 def call(app: Any, body: bytes = b"") -> tuple[int, dict[str, Any]]:
@@ -87,6 +94,32 @@ def test_a_patch_is_in_force_and_says_what_became_of_each_value(tmp_path: Path) 
     assert admin.live.settings.queue_limit == 9
     assert (tmp_path / "mlxd.toml").read_text().startswith("# mine\n")
     assert call(admin.show)[1]["values"]["queue_limit"] == 9
+
+
+@pytest.mark.parametrize(
+    ("values", "note"),
+    [
+        ({"fallback": "ghost"}, "there is no model 'ghost' now"),
+        ({"fallback": "a/b"}, ""),
+        ({"fallback": "b"}, ""),
+        ({"fallback": "resident"}, ""),
+        ({"fallback": ""}, ""),
+        ({"fallback": None}, ""),
+        ({"model": "ghost"}, "in force after a restart; there is no model 'ghost' now"),
+        ({"model": "/"}, "in force after a restart"),
+        ({"models": {"ghost": {"pin": True}}}, "there is no model 'ghost' now"),
+        ({"models": {"ghost": None}}, ""),
+        ({"models": {"a/b": {}}}, ""),
+        ({"models": {"card": {}}}, ""),
+        ({"models": {"b": {}}}, "there is no model of the id 'b' now; did you mean a/b?"),
+        ({"queue_limit": 5}, ""),
+    ],
+)
+def test_a_model_that_is_not_there_may_be_named_and_is_told(
+    tmp_path: Path, values: dict[str, Any], note: str
+) -> None:
+    status, answer = call(config(tmp_path).patch, json.dumps(values).encode())
+    assert (status, [each["note"] for each in answer["results"]]) == (200, [note])
 
 
 @pytest.mark.parametrize(
