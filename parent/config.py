@@ -6,6 +6,7 @@ remembers where each value came from. What is said of single models is in `paren
 """
 
 import difflib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from msgspec import Meta
 from parent.model_options import OVER_SETTINGS, ModelOptions, models_from
 from parent.values import Field, as_path, bad, checked, fields_of, near
 from shared.errors import ErrorCode, refuse
+from shared.files import NotRegular, read_regular
 
 _BYTES = {"unit": "bytes"}
 _SECONDS = {"unit": "seconds"}
@@ -297,6 +299,8 @@ def load_settings(
             raise refuse(
                 ErrorCode.INVALID_REQUEST, f"cannot read {chosen!r}: {error}", param="config"
             ) from None
+    if text is None and file == Path(os.devnull):
+        text = ""  # the one device that is a way of saying: no file at all
     if text is None and (chosen or _exists(file)):
         text = read_text(file)
     table = parse_file(text, file) if text else {}
@@ -313,17 +317,23 @@ def load_settings(
 
 
 def _exists(file: Path) -> bool:
-    """Whether there is such a file; one that cannot be looked at counts, so that reading it says why."""
+    """Whether anything has this name; what cannot be looked at counts, so that reading it says why."""
     try:
-        return file.exists()
+        file.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
     except (OSError, ValueError):
         return True
+    return True
 
 
 def read_text(file: Path) -> str:
     """The settings file. Raises `Refused` (invalid_request, `param` config)."""
     try:
-        return file.read_text(encoding="utf-8")
+        return read_regular(file).decode().replace("\r\n", "\n")
+    except NotRegular as error:
+        problem = f"cannot read {file}: it is {error.strerror}"
+        raise refuse(ErrorCode.INVALID_REQUEST, problem, param="config") from None
     except FileNotFoundError:
         raise refuse(ErrorCode.INVALID_REQUEST, f"there is no settings file {file}", param="config") from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no path at all

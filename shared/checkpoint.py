@@ -4,6 +4,7 @@
 lists and sizes models with it, the worker checks a model with it before it maps the weights.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 
 from shared import model_config
 from shared.errors import ErrorCode, Refused, refuse
+from shared.files import open_regular, read_regular
 from shared.tensor_headers import TensorInfo, read_header
 
 INDEX = "model.safetensors.index.json"
@@ -49,7 +51,7 @@ def inspect(path: Path) -> Checkpoint:
     """Describe the model directory at `path`. Raises `Refused` (bad_checkpoint, unsupported)."""
     path = Path(path)
     config = read_config(path)
-    if not (path / "tokenizer.json").is_file():
+    if not _is_there(path / "tokenizer.json"):
         raise _bad(path, "no tokenizer.json; download it with the model, or convert the model's tokenizer")
     warnings: list[str] = []
     tensors = _tensors(path, warnings)
@@ -112,7 +114,7 @@ def read_config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         hint = f"; `mlxd import {path.name}` converts it" if path.suffix == ".gguf" else ""
         raise refuse(ErrorCode.BAD_CHECKPOINT, f"{path}: a file, not a model directory{hint}")
-    if not (path / "config.json").is_file():
+    if not os.path.lexists(path / "config.json"):
         raise _bad(path, "no config.json; this is not a model directory")
     raw = _read_json(path / "config.json")
     family = raw.get("model_type")
@@ -127,7 +129,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = msgspec.json.decode(path.read_bytes())
+        found = msgspec.json.decode(read_regular(path))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _bad(path, f"not JSON ({error})") from None
     except OSError as error:
@@ -137,10 +139,21 @@ def _read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def _is_there(path: Path) -> bool:
+    """False without such a file. Raises `Refused` where something else is in its place."""
+    if not os.path.lexists(path):
+        return False
+    try:
+        open_regular(path).close()
+    except OSError as error:
+        raise _bad(path, f"cannot be read ({error.strerror})") from None
+    return True
+
+
 def _tensors(path: Path, warnings: list[str]) -> dict[str, TensorInfo]:
-    if (path / INDEX).is_file():
+    if os.path.lexists(path / INDEX):
         tensors = _indexed(path, warnings)
-    elif (path / SINGLE).is_file():
+    elif os.path.lexists(path / SINGLE):
         tensors = read_header(path / SINGLE)
     else:
         files = sorted(path.glob("model*.safetensors"))
@@ -172,6 +185,7 @@ def _indexed(path: Path, warnings: list[str]) -> dict[str, TensorInfo]:
                     f"{INDEX} names files that are not here ({missing[0]}); {SINGLE} is used alone"
                 )
                 return single
+        _is_there(path / missing[0])  # or says what is in its place
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise _bad(path, f"{missing[0]}{more} is missing, which {INDEX} names; download the model again")
     tensors: dict[str, TensorInfo] = {}
@@ -197,7 +211,7 @@ def _no_weights(path: Path) -> Refused:
 def _eos_ids(path: Path, config: dict[str, Any]) -> list[int]:
     ids = set(config["eos_token_id"])
     generation = path / "generation_config.json"
-    if generation.is_file():
+    if os.path.lexists(generation):
         try:
             ids.update(model_config.token_ids(_read_json(generation).get("eos_token_id")))
         except ValueError as error:

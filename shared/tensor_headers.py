@@ -4,6 +4,7 @@ The file format: 8 bytes little-endian length of the header, the header as one J
 `name: {dtype, shape, data_offsets: [begin, end]}` (offsets count from the end of the header), then the data.
 """
 
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 
 from shared.errors import ErrorCode, Refused, refuse
+from shared.files import open_regular
 
 MAX_HEADER = 100_000_000
 """Bytes; the limit the safetensors library itself has."""
@@ -53,8 +55,12 @@ class _Entry(msgspec.Struct, frozen=True):
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors of one safetensors file. Raises `Refused` (bad_checkpoint): the file and its fault."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    try:
+        file = open_regular(path)
+    except OSError as error:
+        raise refuse(ErrorCode.BAD_CHECKPOINT, f"{path}: cannot be read ({error.strerror})") from None
+    with file:
+        size = os.fstat(file.fileno()).st_size
         prefix = file.read(8)
         if len(prefix) < 8:
             raise _bad(path, f"has {size} bytes, too few for a safetensors file; download it again")

@@ -20,7 +20,7 @@ MAX_LINES = 500
 # lines and itself; units on one line do not know each other.
 READING_ORDER: dict[str, list[list[str]]] = {
     "shared": [
-        ["version", "units", "ndjson", "logs", "errors"],
+        ["version", "units", "ndjson", "logs", "errors", "files"],
         ["wire", "jobs", "asgi", "model_config", "tensor_headers"],
         ["control", "checkpoint"],
     ],
@@ -48,9 +48,9 @@ READING_ORDER: dict[str, list[list[str]]] = {
         ["workers"],
         ["pool", "jobs"],
         ["inference"],
-        ["access", "ports", "instance", "handover"],
-        ["routes", "admin"],
-        ["app", "restarter"],
+        ["access", "ports", "instance"],
+        ["routes", "admin", "handover"],
+        ["app", "restarter", "connections"],
         ["server"],
         ["commands"],
         ["cli"],

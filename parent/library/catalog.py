@@ -16,6 +16,7 @@ from parent.library.roots import Root
 from parent.library.signature import signature_of
 from shared.checkpoint import Checkpoint, inspect, kv_bytes_per_token, tensors_of
 from shared.errors import ErrorCode, Refused, refuse
+from shared.files import read_regular
 
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
@@ -150,11 +151,12 @@ def float_type(dtypes: Mapping[str, int]) -> str:
 
 def _read_card(folder: Path) -> Card:
     try:
-        return msgspec.json.decode((folder / "mlxd.json").read_bytes(), type=Card)
+        return msgspec.json.decode(read_regular(folder / "mlxd.json"), type=Card)
     except FileNotFoundError:
         return Card()
     except (OSError, msgspec.MsgspecError) as error:
-        problem = f"{folder / 'mlxd.json'} cannot be read ({error}); repair or delete that file"
+        reason = (error.strerror if isinstance(error, OSError) else "") or error
+        problem = f"{folder / 'mlxd.json'} cannot be read ({reason}); repair or delete that file"
         raise refuse(ErrorCode.BAD_CHECKPOINT, problem) from None
 
 

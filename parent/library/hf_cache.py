@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from shared.checkpoint import INDEX, SINGLE
+from shared.files import read_regular
 
 PULLING = ".mlxd-pulling"
 _SHARD = re.compile(r"model-\d+-of-(\d+)\.safetensors")
@@ -97,7 +98,7 @@ def _refs(folder: Path) -> dict[str, str]:
 def _read(file: Path) -> str | None:
     """The word in a small file; None without one."""
     try:
-        return file.read_text(encoding="utf-8").strip()
+        return read_regular(file).decode().strip()
     except (OSError, ValueError):
         return None
 
@@ -114,7 +115,7 @@ def _is_complete(snapshot: Path, pending: bool) -> bool:
     """Config, tokenizer and every weight file are there; no link leads nowhere."""
     try:
         with os.scandir(snapshot) as items:
-            there = {item.name: item.is_file() for item in items}
+            there = {item.name: os.path.exists(item.path) and not item.is_dir() for item in items}
     except OSError:
         return False
     if any(
@@ -146,7 +147,7 @@ def _has_weights(snapshot: Path, files: set[str], pending: bool) -> bool:
 
 def _named_by_index(index: Path) -> set[str]:
     try:
-        weight_map = msgspec.json.decode(index.read_bytes())["weight_map"]
+        weight_map = msgspec.json.decode(read_regular(index))["weight_map"]
         return {str(name) for name in weight_map.values()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return set()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from shared.files import open_regular
+
 CARD = "mlxd.json"
 _SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".tiktoken", ".txt")
 _PIECES, _PIECE = 16, 4096
@@ -73,7 +75,7 @@ def _same_file(one: str, other: str) -> bool:
     size = os.stat(one).st_size
     if size != os.stat(other).st_size:
         return False
-    with open(one, "rb") as ours, open(other, "rb") as theirs:
+    with open_regular(one) as ours, open_regular(other) as theirs:
         for number in range(_PIECES):
             at = max(0, size - _PIECE) * number // (_PIECES - 1)
             ours.seek(at)

@@ -1,5 +1,6 @@
 """The Hugging Face cache in place: revisions, their names, and that a download is never seen half-done."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from parent.library.hf_cache import PULLING, cache_dir
 from parent.library.library import Library
 from shared.checkpoint import INDEX
 from tests.parent.hf_caches import HfCache
+from tests.shared.test_files import let_go
 
 MODEL = "org/tiny"
 ONE, TWO, THREE = "1" * 40, "2" * 40, "3" * 40
@@ -225,6 +227,25 @@ def test_an_unfinished_download_is_never_seen(cache: HfCache, spoil: Callable[[H
     assert ids(cache) == [MODEL]
     spoil(cache)
     assert ids(cache) == []
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_pipe_in_the_place_of_a_file_is_a_fault_and_not_waited_for(cache: HfCache, name: str) -> None:
+    cache.commit(MODEL, ONE, ref="main")
+    file = cache.snapshot(MODEL, ONE) / name
+    file.unlink()
+    os.mkfifo(file)
+    with let_go(file):
+        (entry,) = listed(cache)
+    assert "a named pipe, not a file" in entry.error
+
+
+def test_a_ref_that_is_a_pipe_is_none(cache: HfCache) -> None:
+    cache.commit(MODEL, ONE, ref="main")
+    pipe = cache.repo(MODEL) / "refs" / "v1"
+    os.mkfifo(pipe)
+    with let_go(pipe):
+        assert ids(cache) == [MODEL]
 
 
 def test_a_new_revision_under_way_leaves_the_old_one_served(cache: HfCache) -> None:

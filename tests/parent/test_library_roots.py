@@ -11,8 +11,10 @@ import pytest
 from parent.config import Settings
 from parent.library.catalog import ModelEntry
 from parent.library.library import Library
+from shared.checkpoint import INDEX
 from tests.parent.hf_caches import HfCache
 from tests.parent.models import write_model
+from tests.shared.test_files import IN_THE_PLACE, let_go
 
 COMMIT = "1" * 40
 
@@ -105,6 +107,25 @@ def test_a_library_below_a_path_that_is_not_utf_8_works(tmp_path: Path) -> None:
     write_model(odd / "data" / "models" / "m")
     assert list(listed(odd)) == ["m"]
     assert list(listed(odd)) == ["m"]
+
+
+@pytest.mark.parametrize("kind", IN_THE_PLACE)
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "model.safetensors", "mlxd.json", "tokenizer.json", "generation_config.json", INDEX],
+)
+def test_what_stands_in_the_place_of_a_file_is_told_and_hides_nothing_else(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    make, said = IN_THE_PLACE[kind]
+    write_model(own(tmp_path) / "good")
+    for folder in (own(tmp_path) / "bad", tmp_path / "more" / "bad"):  # the second is compared with the first
+        (write_model(folder) / name).unlink(missing_ok=True)
+        make(folder / name)
+    with let_go(own(tmp_path) / "bad" / name):
+        found = listed(tmp_path, tmp_path / "more")
+    assert (found["good"].error, said in found["bad"].error, "\n" in found["bad"].error) == ("", True, False)
+    assert str(own(tmp_path) / "bad" / name) in found["bad"].error
 
 
 def test_a_link_that_leads_nowhere_or_to_itself_is_no_model(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from parent.model_options import ModelOptions, Profile
 from parent.settings_file import edited
 from parent.values import MOST_LEVELS
 from shared.errors import ErrorCode, Refused
+from tests.shared.test_files import IN_THE_PLACE, let_go
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = """\
@@ -79,6 +80,25 @@ def test_a_broken_file_is_refused_and_everything_stays(tmp_path: Path, text: str
     assert refusal(config.reload)[0] == ErrorCode.INVALID_REQUEST
     assert (config.settings, config.models, config.origins) == before
     assert told == []
+
+
+@pytest.mark.parametrize("kind", IN_THE_PLACE)
+def test_what_is_no_settings_file_is_refused_by_what_it_is(tmp_path: Path, kind: str) -> None:
+    make, said = IN_THE_PLACE[kind]
+    config = live(tmp_path)
+    make(config.file)
+    for work in (config.reload, lambda: config.patch({"max_rows": 2}), lambda: live(tmp_path)):
+        with let_go(config.file):
+            code, param, message = refusal(work)
+        assert (code, param) == (ErrorCode.INVALID_REQUEST, "config")
+        assert message == f"cannot read {config.file}: it is {said}"
+
+
+def test_the_null_device_is_no_file_and_is_not_written(tmp_path: Path) -> None:
+    config = live(tmp_path, FILE, {"config": os.devnull})
+    assert (config.settings.queue_limit, bool(config.reload())) == (64, False)
+    assert refusal(lambda: config.patch({"max_rows": 2}))[2].endswith("it is a device, not a file")
+    assert not Path(os.devnull).is_file()
 
 
 def test_a_setting_that_needs_a_restart_keeps_its_value_until_then(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shared.errors import ErrorCode, Refused, refuse
+from shared.files import read_regular
 
 Messages = list[dict[str, Any]]
 
@@ -113,7 +114,7 @@ def load_template(path: Path, tokenizer_config: dict[str, Any], special: dict[st
         except (ValueError, AttributeError) as error:
             raise refuse(ErrorCode.BAD_CHECKPOINT, f"{bundle} is not a JSON object: {error}") from error
     for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
-        sources[file.stem] = file.read_text(encoding="utf-8")
+        sources[file.stem] = read_regular(file).decode()
     single = path / "chat_template.jinja"
     if single.is_file():
         sources["default"] = single.read_text(encoding="utf-8")
