@@ -18,12 +18,17 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
+
 from parent.commands import options
+from parent.commands.finding import library_of
 from parent.commands.importing import pull
 from parent.commands.pulling import pull_here, pull_there
 from parent.commands.running import find_running
+from parent.config import Resolved
 from parent.jobs.pulls import spec_of
 from parent.library.starter import STARTER
+from shared.errors import Refused
 from shared.units import format_bytes
 
 
@@ -37,7 +42,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    settings = options.settings_of(args)
+    resolved = options.resolve(args)
+    settings = resolved.settings
     if args.model in (STARTER.alias, STARTER.name):
         entry = pull(settings)
         print(f"{entry.id} is ready: {entry.path}")
@@ -49,5 +55,18 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f"mlxd: paused; `mlxd pull {args.model}` goes on where it was", file=sys.stderr)
         return 130
-    print(f"{done.summary}\n{args.model} is ready: {done.output}")
+    print(f"{done.summary}\n{_listed(resolved, args.model, done.output)} is ready: {done.output}")
     return 0
+
+
+def _listed(resolved: Resolved, asked: str, snapshot: str) -> str:
+    """The id under which the library lists the snapshot or its copy; else what was asked for."""
+    cache = str(Path(snapshot).parents[2])  # the server's may be another than ours
+    library = library_of(msgspec.structs.replace(resolved.settings, hf_cache=cache), resolved.models)
+    for entry in library.entries:
+        if os.path.realpath(entry.path) == os.path.realpath(snapshot):
+            return entry.id
+    try:
+        return library.resolve(asked).entry.id
+    except Refused:
+        return asked

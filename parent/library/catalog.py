@@ -40,6 +40,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     aliases: list[str] = []  # of its card; those of the settings file are the library's to know
     root: Root = "own"
     revision: str = ""  # the commit, of a model in the Hugging Face cache
+    refs: list[str] = []  # the branches and tags there that point to it
     family: str = ""
     modalities: list[str] = []
     bytes: int = 0

@@ -22,11 +22,15 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A complete revision. `name`: of the model, with `@REF` or `@COMMIT` unless it is the one meant by default."""
+    """A complete revision. `name`: of the model, with `@REF` or `@COMMIT` unless it is what `main` points to.
+
+    `refs`: the names of all refs that point to it.
+    """
 
     name: str
     commit: str
     path: Path
+    refs: list[str]
 
 
 def cache_dir(setting: str, environ: Mapping[str, str], home: Path) -> Path | None:
@@ -71,28 +75,33 @@ def _revisions(folder: Path, model: str) -> Iterator[Snapshot]:
     }
     if not complete:
         return
-    default = refs.pop("main", "")
-    if default not in complete:
-        default = max(complete, key=lambda commit: (_changed_ns(complete[commit]), commit))
-    yield Snapshot(model, default, complete[default])
-    labels = {commit: name for name, commit in sorted(refs.items(), reverse=True)}
+    names = {commit: [name for name, target in refs.items() if target == commit] for commit in complete}
+    default = refs.get("main", "")
+    if default and default not in complete:  # a newer one is on its way: what main pointed to has no ref now
+        before = [commit for commit in complete if not names[commit]]
+        default = max(before, key=lambda commit: (_changed_ns(complete[commit]), commit), default="")
+    if default:
+        yield Snapshot(model, default, complete[default], names[default])
     taken: set[str] = set()
     for commit in sorted(complete.keys() - {default}):
-        label = labels.get(commit, commit[:8])
+        label = names[commit][0] if names[commit] else commit[:8]
         label = commit if label in taken else label
         taken.add(label)
-        yield Snapshot(f"{model}@{label}", commit, complete[commit])
+        yield Snapshot(f"{model}@{label}", commit, complete[commit], names[commit])
 
 
 def _refs(folder: Path) -> dict[str, str]:
-    """Name of each ref (`main`, `v1`, `refs/pr/3`) to its commit."""
+    """Name of each ref (`main`, `v1`, `refs/pr/3`) to its commit, the oldest first: a later one of the same commit
+    must not rename the model.
+    """
     found = {}
     for place, _, files in os.walk(folder):
         for file in files:
             path = Path(place) / file
-            if file.isprintable() and (commit := _read(path)):
-                found[path.relative_to(folder).as_posix()] = commit
-    return found
+            name = path.relative_to(folder).as_posix()
+            if name.isprintable() and (commit := _read(path)):
+                found[_changed_ns(path), name] = commit
+    return {name: found[at, name] for at, name in sorted(found)}
 
 
 def _read(file: Path) -> str | None:

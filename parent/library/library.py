@@ -160,4 +160,6 @@ def _entry_of(place: Place, index: Index, added: Added | None) -> ModelEntry | N
         # What is broken is read anew each time: rights, for one, change without a trace in the signature.
         if (not known.error or known.unsupported) and known.signature == signature.model:
             index.keep(place.path, signature, known)
-    return msgspec.structs.replace(known, id=place.id, root=place.root, revision=place.revision)
+    return msgspec.structs.replace(
+        known, id=place.id, root=place.root, revision=place.revision, refs=place.refs
+    )

@@ -1,6 +1,10 @@
-"""Who is meant by a name: ids, aliases, `NAME:PROFILE`, and the end of an id where only one has it. Pure."""
+"""Who is meant by a name: ids, aliases, `NAME:PROFILE`, `NAME@REVISION`, and the end of an id where only one has it.
+
+Pure.
+"""
 
 import difflib
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -10,6 +14,7 @@ from parent.model_options import ModelOptions, Profile
 from shared.errors import ErrorCode, Refused, refuse
 
 _SHOWN = 10  # ids in a message
+_COMMIT = re.compile(r"[0-9a-f]{8,40}")
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -37,7 +42,11 @@ class Names:
         ids = {entry.id for entry in entries}
         self.options_of: dict[str, ModelOptions] = {}
         for entry in entries:
-            keys = [entry.id, *(alias for alias in entry.aliases if alias not in ids)]
+            keys = [
+                entry.id,
+                *(alias for alias in entry.aliases if alias not in ids),
+                *(key for key in _revisions(entry) if key not in ids),
+            ]
             self.options_of[entry.id] = next((said[key] for key in keys if key in said), ModelOptions())
         self._exact: dict[str, ModelEntry] = {}
         own = [(entry.id, entry) for entry in entries]
@@ -59,9 +68,9 @@ class Names:
         head, colon, profile = name.rpartition(":")
         if colon and (entry := self._exact.get(head)):
             return self._with_profile(entry, profile)
-        if entry := self._by_ending(name):
+        if entry := self._by_ending(name) or self._by_revision(name):
             return Found(entry)
-        if colon and (entry := self._by_ending(head)):
+        if colon and (entry := self._by_ending(head) or self._by_revision(head)):
             return self._with_profile(entry, profile)
         raise _refused(self._not_found(name))
 
@@ -81,10 +90,28 @@ class Names:
         ]
         if len(matches) > 1:  # who writes a whole id in other letters means that one
             matches = [entry for entry in matches if entry.id.casefold() == wanted] or matches
-        if len(matches) > 1:
-            meant = ", ".join(entry.id for entry in matches[:_SHOWN])
-            raise _refused(f"{name!r} may mean {meant}; write the whole name")
-        return matches[0] if matches else None
+        return _only(matches, name)
+
+    def _by_revision(self, name: str) -> ModelEntry | None:
+        """`NAME@REF` and `NAME@COMMIT` (8 digits or more) of a model in the Hugging Face cache, whatever it is listed
+        as; NAME alone where none is listed so, and there is only one revision of it.
+        """
+        wanted, at, revision = name.partition("@")
+        of_name = [entry for entry in self.entries if entry.revision and wanted.casefold() in _bare(entry)]
+        if not at:
+            return _only(of_name, name)
+        for matches in (
+            [entry for entry in of_name if revision in entry.refs],
+            [entry for entry in of_name if revision.casefold() in map(str.casefold, entry.refs)],
+            [
+                entry
+                for entry in of_name
+                if _COMMIT.fullmatch(revision.lower()) and entry.revision.startswith(revision.lower())
+            ],
+        ):
+            if matches:
+                return _only(matches, name)
+        return None
 
     def _not_found(self, name: str) -> str:
         if not self.entries:
@@ -96,6 +123,28 @@ class Names:
         ids = [entry.id for entry in self.entries]
         more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
         return f"there is no model {name!r}; there is {', '.join(ids[:_SHOWN])}{more}"
+
+
+def _only(matches: list[ModelEntry], name: str) -> ModelEntry | None:
+    """The one that there is; None without any. Raises `Refused` with the candidates."""
+    if len(matches) > 1:
+        meant = ", ".join(entry.id for entry in matches[:_SHOWN])
+        raise _refused(f"{name!r} may mean {meant}; write the whole name")
+    return matches[0] if matches else None
+
+
+def _revisions(entry: ModelEntry) -> list[str]:
+    """Ids under which a revision is listed at other times, as refs come and go."""
+    if not entry.revision:
+        return []
+    bare = entry.id.partition("@")[0]
+    return [f"{bare}@{name}" for name in (*entry.refs, entry.revision[:8], entry.revision)]
+
+
+def _bare(entry: ModelEntry) -> set[str]:
+    """What may stand before the `@`; here a renamed copy (`hf:org/name`) may go by its own name."""
+    bare = entry.id.partition("@")[0]
+    return _endings(bare) | _endings(bare.rpartition(":")[2])
 
 
 def _endings(name: str) -> set[str]:

@@ -26,6 +26,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     root: Root
     label: str
     revision: str = ""  # the commit, in the Hugging Face cache
+    refs: list[str] = []  # the names of the refs that point to it there
 
 
 def models_dir(data_dir: Path) -> Path:
@@ -41,7 +42,9 @@ def places(settings: Settings, environ: Mapping[str, str], home: Path) -> Iterat
         yield from _below(Path(folder).expanduser().absolute(), "extra", label)
     cache = hf_cache.cache_dir(settings.hf_cache, environ, home)
     for found in hf_cache.snapshots(cache) if cache else ():
-        yield Place(id=found.name, path=found.path, root="hf", label="hf", revision=found.commit)
+        yield Place(
+            id=found.name, path=found.path, root="hf", label="hf", revision=found.commit, refs=found.refs
+        )
 
 
 def unique(found: Iterable[Place]) -> list[Place]:
@@ -59,6 +62,8 @@ def unique(found: Iterable[Place]) -> list[Place]:
         elif not same_content(first.path, place.path):
             renamed = f"{place.label}:{place.id}"
             kept.setdefault(renamed, msgspec.structs.replace(place, id=renamed))
+        elif place.revision and not first.revision:  # the names of the copy that is left out lead to this one
+            kept[place.id] = msgspec.structs.replace(first, revision=place.revision, refs=place.refs)
     return list(kept.values())
 
 

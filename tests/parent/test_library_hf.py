@@ -12,8 +12,11 @@ from parent.config import Settings
 from parent.library.catalog import ModelEntry
 from parent.library.hf_cache import PULLING, cache_dir
 from parent.library.library import Library
+from parent.model_options import ModelOptions, Profile
 from shared.checkpoint import INDEX
+from shared.errors import Refused
 from tests.parent.hf_caches import HfCache
+from tests.parent.models import write_model
 from tests.shared.test_files import let_go
 
 MODEL = "org/tiny"
@@ -128,15 +131,104 @@ def test_a_ref_with_slashes_is_a_name_too(cache: HfCache) -> None:
     assert ids(cache) == [MODEL, f"{MODEL}@refs/pr/3"]
 
 
-@pytest.mark.parametrize("main", ["", TWO, "f" * 40])
-def test_without_a_whole_main_the_newest_whole_one_is_meant(cache: HfCache, main: str) -> None:
+@pytest.mark.parametrize("main", [TWO, "f" * 40])
+def test_while_main_is_not_whole_the_newest_whole_one_without_a_ref_is_meant(
+    cache: HfCache, main: str
+) -> None:
     cache.commit(MODEL, ONE, at=5)
     cache.commit(MODEL, TWO, at=9, hidden_size=32)
     cache.commit(MODEL, THREE, at=3, hidden_size=16)
     (cache.snapshot(MODEL, TWO) / "model.safetensors").unlink()
-    if main:
-        cache.ref(MODEL, "main", main)
+    cache.ref(MODEL, "main", main)
     assert {entry.id: entry.revision for entry in listed(cache)} == {MODEL: ONE, f"{MODEL}@33333333": THREE}
+    cache.ref(MODEL, "v1", ONE)
+    assert {entry.id: entry.revision for entry in listed(cache)} == {f"{MODEL}@v1": ONE, MODEL: THREE}
+
+
+def test_a_revision_keeps_its_id_when_others_come(cache: HfCache) -> None:
+    cache.commit(MODEL, TWO, ref="v2", at=1, hidden_size=32)
+    assert ids(cache) == [f"{MODEL}@v2"]
+    cache.commit(MODEL, THREE, at=2, hidden_size=16)
+    assert ids(cache) == [f"{MODEL}@33333333", f"{MODEL}@v2"]
+    cache.ref(MODEL, "a-later-name", TWO)
+    os.utime(cache.repo(MODEL) / "refs" / "v2", (1, 1))
+    assert ids(cache) == [f"{MODEL}@33333333", f"{MODEL}@v2"]
+    cache.commit(MODEL, ONE, ref="main", at=3)
+    assert {entry.id: entry.revision for entry in listed(cache)} == {
+        MODEL: ONE,
+        f"{MODEL}@v2": TWO,
+        f"{MODEL}@33333333": THREE,
+    }
+    cache.ref(MODEL, "main", TWO)
+    assert {entry.id: entry.revision for entry in listed(cache)} == {
+        MODEL: TWO,
+        f"{MODEL}@11111111": ONE,
+        f"{MODEL}@33333333": THREE,
+    }
+
+
+def test_every_name_of_a_revision_that_is_there_leads_to_it(cache: HfCache) -> None:
+    cache.commit(MODEL, ONE, ref="main", at=1)
+    cache.ref(MODEL, "v1", ONE)
+    cache.commit(MODEL, TWO, ref="Dev", at=2, hidden_size=32)
+    cache.ref(MODEL, "refs/pr/3", TWO)
+    cache.commit(MODEL, THREE, at=3, hidden_size=16)
+    cache.commit("solo/only", ONE, ref="v1", hidden_size=8)
+    settings = Settings(data_dir=cache.root.parent / "data", hf_cache=str(cache.root))
+    options = {f"{MODEL}@v1": ModelOptions(profiles={"calm": Profile(top_k=1)})}
+    library = Library(lambda: settings, lambda: options)
+    library.scan()
+    for name, commit in {
+        MODEL: ONE,
+        "tiny": ONE,
+        f"{MODEL}@main": ONE,
+        f"{MODEL}@v1": ONE,
+        f"{MODEL}@{ONE}": ONE,
+        f"{MODEL}@{ONE[:8]}": ONE,
+        "TINY@MAIN": ONE,
+        f"{MODEL}@v1:calm": ONE,
+        f"{MODEL}:calm": ONE,
+        f"{MODEL}@Dev": TWO,
+        f"{MODEL}@dev": TWO,
+        f"{MODEL}@refs/pr/3": TWO,
+        "tiny@refs/pr/3": TWO,
+        f"{MODEL}@{TWO[:12]}": TWO,
+        f"{MODEL}@{THREE[:9]}": THREE,
+    }.items():
+        assert library.resolve(name).entry.revision == commit, name
+    for name in ("solo/only", "only", "solo/only@v1", "only@v1", f"only@{ONE[:10]}"):
+        assert library.resolve(name).entry.id == "solo/only@v1", name
+    for name in (f"{MODEL}@v9", f"{MODEL}@", f"{MODEL}@{ONE[:7]}", f"{MODEL}@{ONE}1", "only@main", "@main"):
+        with pytest.raises(Refused, match="there is no model"):
+            library.resolve(name)
+
+
+def test_a_name_that_fits_several_revisions_is_unclear(cache: HfCache) -> None:
+    one, other = "a" * 8 + "b" * 32, "a" * 8 + "c" * 32
+    cache.commit(MODEL, one, hidden_size=16)
+    cache.commit(MODEL, other, hidden_size=32)
+    settings = Settings(data_dir=cache.root.parent / "data", hf_cache=str(cache.root))
+    library = Library(lambda: settings, dict)
+    library.scan()
+    for name in (MODEL, "tiny", f"{MODEL}@{'a' * 8}b"):
+        if name.endswith("b"):
+            assert library.resolve(name).entry.revision == one
+        else:
+            with pytest.raises(Refused, match="may mean"):
+                library.resolve(name)
+
+
+def test_a_copy_that_is_left_out_lends_its_names_to_the_one_that_is_listed(cache: HfCache) -> None:
+    cache.commit(MODEL, ONE, ref="main")
+    write_model(cache.root.parent / "data" / "models" / "org" / "tiny")
+    cache.commit("org/other", TWO, ref="main")
+    write_model(cache.root.parent / "data" / "models" / "org" / "other", hidden_size=32)
+    settings = Settings(data_dir=cache.root.parent / "data", hf_cache=str(cache.root))
+    library = Library(lambda: settings, dict)
+    library.scan()
+    assert library.resolve(f"{MODEL}@main").entry.root == "own"
+    assert library.resolve("org/other").entry.root == "own"
+    assert library.resolve("org/other@main").entry.id == "hf:org/other"
 
 
 def test_commits_with_equal_beginnings_keep_names_of_their_own(cache: HfCache) -> None:

@@ -14,6 +14,8 @@ import httpx2
 import psutil
 import pytest
 
+from parent.config import Settings
+from parent.library.library import Library
 from tests.fakes.hub import Hub, git_hash
 from tests.process.harness import ROOT, is_running, until
 from tests.process.pulling import NEEDED, REPO, WEIGHTS, cache_of, content_of, environment, files, part_of
@@ -322,6 +324,26 @@ def test_the_command_pulls_with_and_without_a_server(tmp_path: Path, served: boo
         assert content_of(snapshot)[WEIGHTS] == files()[WEIGHTS]
         if server:
             assert [job["status"] for job in server.ask("GET", "/admin/pulls", 200)["jobs"]] == ["done"]
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_the_command_tells_the_id_under_which_the_model_is_listed(tmp_path: Path, served: bool) -> None:
+    with Hub({REPO: files(1000)}) as hub, contextlib.ExitStack() as stack:
+        server = stack.enter_context(serving(tmp_path, hub)) if served else None
+        commit = hub.commit(REPO)
+        settings = Settings(data_dir=tmp_path / "data", hf_cache=str(tmp_path / "cache"))
+        library = Library(lambda: settings, dict)
+        for asked, listed in (
+            (f"{REPO}@{commit}", f"{REPO}@{commit[:8]}"),
+            (f"{REPO}@v1", f"{REPO}@v1"),
+            (REPO, REPO),
+            (f"{REPO}@v1", REPO),  # the same commit, which main points to
+        ):
+            out, err = command(server, tmp_path, hub, asked).communicate(timeout=60)
+            assert out.splitlines()[-1].startswith(f"{listed} is ready: "), err
+            library.scan()
+            assert [entry.id for entry in library.entries] == [listed]
+            assert library.resolve(asked).entry.id == listed
 
 
 @pytest.mark.parametrize("served", [False, True])
