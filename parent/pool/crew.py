@@ -68,6 +68,12 @@ class Crew:
         )
         return supervisor
 
+    def take_settings(self, settings: Settings) -> None:
+        """The deadlines and budgets of every supervisor are these now."""
+        self.settings = settings
+        for supervisor in self.hosts:
+            supervisor.retime(limits_of(settings), settings.heartbeat_s, settings.hung_s)
+
     def _measured_beside(self, name: str) -> int:
         accounts = self._desk.ledger.accounts.copy()
         return sum(account.measured for other, account in accounts.items() if other != name)
@@ -107,8 +113,11 @@ class Crew:
     # ------------------------------------------------------------ for a later parent
 
     def records(self) -> list[RuntimeRecord]:
-        """What a later parent needs to adopt the workers."""
-        return [record for supervisor in self.hosts if (record := supervisor.record()) is not None]
+        """What a later parent needs to adopt the workers; of each model first the one that requests go to."""
+        served = sorted(
+            self.hosts, key=lambda supervisor: supervisor is not self.hosts[supervisor].supervisor
+        )
+        return [record for supervisor in served if (record := supervisor.record()) is not None]
 
     def write_records(self) -> None:
         """A full disk is no reason to stop: a later parent will load again, and nothing else is lost."""

@@ -11,6 +11,7 @@ import msgspec
 from parent.pool.ledger import Bill, Ledger
 
 FOREVER = float("inf")
+BEFORE_ALL = 1 << 60
 
 
 class Phase(StrEnum):
@@ -129,9 +130,9 @@ class Desk:
         return [slot.model for slot in self.slots.values() if slot.is_pinned and slot.model != but]
 
     def pinned_bytes(self, but: str = "") -> int:
-        """What pinned models hold or will hold, that of `but` left out."""
+        """What pinned models hold or will hold at the least, that of `but` left out."""
         slots = [self.slots[model] for model in self.pinned(but)]
-        return sum(max(slot.bill.least, self.ledger.held_by(slot.account)) for slot in slots)
+        return sum(max(slot.bill.least, self.ledger.floor_of(slot.account, slot.bill)) for slot in slots)
 
     # ------------------------------------------------------------ requests
 
@@ -170,9 +171,10 @@ class Desk:
         slot = self.slots[waiter.model]
         slot.granted.discard(waiter)
         waiter.is_granted = False
-        waiter.number = -next(self._numbers)
+        waiter.number = waiter.key - BEFORE_ALL  # among those who lost one too: who came first
         waiter.since = now
-        slot.waiting.insert(0, waiter)
+        slot.waiting.append(waiter)
+        slot.waiting.sort(key=lambda each: each.number)
 
     def unload(self, model: str) -> None:
         """Let the model leave once the requests that are here now are answered."""

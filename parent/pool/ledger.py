@@ -117,6 +117,13 @@ class Ledger:
         account = self.accounts.get(name)
         return account.held if account else 0
 
+    def floor_of(self, name: str, bill: Bill) -> int:
+        """What an account would still be charged if it gave up all that may be taken back from it."""
+        account = self.accounts.get(name)
+        if account is None or account.grant is None:
+            return account.held if account else 0
+        return account.grant.less(account.grant.total, bill).total
+
     def reserve(self, name: str, size: int, kind: Kind = "model", grant: Grant | None = None) -> None:
         """Open an account before its process is started. Raises `OverBudget`."""
         if name in self.accounts:

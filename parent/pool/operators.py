@@ -11,6 +11,7 @@ from parent.pool.host import Host
 from parent.pool.pool import Pool
 from shared.errors import ErrorCode, Failure, refuse
 
+MOST_DOOMED = 16  # sockets that are remembered; a request that was there asks again within a second
 Mode = Literal["drain", "now", "if-idle"]
 
 
@@ -33,7 +34,9 @@ def restart(pool: Pool, entry: ModelEntry) -> Host:
         forgive(pool.desk, host, time.monotonic())
         host.slot.kept_since = time.monotonic()
         pool.replan()
-    elif host.slot.phase is not Phase.LEAVING:
+    elif host.slot.phase is Phase.LEAVING:
+        host.comes_back = True
+    else:
         host.supervisor.restart()
     return host
 
@@ -52,11 +55,9 @@ def unload(pool: Pool, host: Host, mode: Mode) -> None:
     slot.kept_since, host.comes_back = None, False
     if slot.phase is Phase.REFUSED:
         host.supervisor.unwant()  # its failure is forgotten
-    if slot.phase not in (Phase.LOADING, Phase.READY):
-        return
-    if mode == "now":
+    if mode == "now" and slot.phase in (Phase.LOADING, Phase.READY, Phase.LEAVING):
         _cut(pool, host)
-    else:
+    elif slot.phase in (Phase.LOADING, Phase.READY):
         pool.desk.unload(slot.model)
         drain_s = pool.settings.drain_s
         asyncio.get_running_loop().call_later(drain_s, _overdue, pool, host, slot.unload_from)
@@ -72,6 +73,8 @@ def _overdue(pool: Pool, host: Host, asked: int | None) -> None:
 
 def _cut(pool: Pool, host: Host, before: float = FOREVER) -> None:
     failure = Failure(ErrorCode.UNLOADED, f"{host.entry.id} was unloaded by its operator", retry_after_s=1.0)
+    while len(host.doomed) > MOST_DOOMED:
+        del host.doomed[next(iter(host.doomed))]
     for supervisor in host.supervisors:
         host.doomed[supervisor.socket_path] = failure
         supervisor.stop()

@@ -183,7 +183,7 @@ class _Planner:
                 self._load(slot, ready_now, others)
                 places -= 1
                 continue
-            coming += self._squeeze(need - (self.ledger.free + coming))
+            coming += self._squeeze(need - (self.ledger.free + coming), self._by_last_use())
             if need <= self.ledger.free + min(0, coming) and self._places() > 0:
                 self._load(slot, need, 0)
                 places -= 1
@@ -209,14 +209,13 @@ class _Planner:
         self.desk.moved(slot.model, Phase.LOADING, self.now)
         self.actions.append(Load(slot.model, grant))
 
-    def _squeeze(self, short: int) -> int:
-        """Take back what ready models have beyond the least, least recently used first, if that is enough.
+    def _squeeze(self, short: int, ready: list[Slot], *, in_part: bool = False) -> int:
+        """Take back what these models have beyond the least, one after the other, if that is enough.
 
         Returns the bytes that will come back once the workers have let go of them.
         """
-        ready = self._by_last_use()
         spare = {slot.model: self._spare(slot) for slot in ready}
-        if short <= 0 or sum(spare.values()) < short:
+        if short <= 0 or (sum(spare.values()) < short and not in_part):
             return 0
         coming = self._shrinking()
         for slot in ready:
@@ -278,9 +277,14 @@ class _Planner:
             chosen.append(slot)
             short -= self.ledger.held_by(slot.account)
             places_short -= 1
+        others = [slot for slot in self._by_last_use() if slot not in chosen]
+        if places_short > 0 or short > sum(map(self._spare, others)):
+            return None
         self.closed |= {slot.model for slot in chosen if slot.model in over}
-        can_leave = all(slot.model in over and not slot.granted for slot in chosen)
-        return chosen if can_leave and short <= 0 and places_short <= 0 else None
+        if any(slot.model not in over or slot.granted for slot in chosen):
+            return None
+        self._squeeze(short, others)
+        return chosen
 
     def _by_last_use(self) -> list[Slot]:
         ready = (slot for slot in self.desk.slots.values() if slot.phase is Phase.READY)
@@ -294,14 +298,17 @@ class _Planner:
         return limit - self.ledger.count("model") if limit else 1 << 30
 
     def _shrink(self) -> None:
-        """Processes hold more than was promised: idle models leave until the books are right again."""
+        """The limits were lowered, or processes hold more than was promised: bring the books within them again."""
         coming = sum(self.ledger.held_by(slot.account) for slot in self._leaving()) + self._shrinking()
+        coming += self._squeeze(-(self.ledger.free + coming), self._by_last_use(), in_part=True)
+        places = self._places() + len(self._leaving())
         for slot in self._by_last_use():
-            if self.ledger.free + coming >= 0:
+            if self.ledger.free + coming >= 0 and places >= 0:
                 return
             if slot.is_idle and not slot.waiting and not slot.is_pinned and not slot.is_rolling:
                 coming += self.ledger.held_by(slot.account)
-                self._evict(slot, "the models hold more memory than the budget")
+                places += 1
+                self._evict(slot, "the models are more than the limits allow")
 
     # ------------------------------------------------------------ rule 4
 

@@ -122,7 +122,8 @@ class Pool:
 
     def take_settings(self, settings: Settings) -> None:
         """The settings, or what they say of single models, are these now."""
-        self.settings = self.crew.settings = self.roster.settings = settings
+        self.settings = self.roster.settings = settings
+        self.crew.take_settings(settings)
         self.desk.policy = policy_of(settings)
         self.desk.ledger.budget = settings.memory_budget_bytes or self.device.budget_bytes
         self.roster.refresh()
@@ -256,6 +257,7 @@ class Pool:
             case Resize(model, grant):
                 event(log, "model.resized", model=model, kv=grant.kv, prefix=grant.prefix)
                 hosts[model].supervisor.resize(grant.kv, grant.prefix)
+                self.crew.write_records()
             case Evict(model, why):
                 held = self.desk.ledger.held_by(hosts[model].slot.account)
                 event(log, "model.evicted", model=model, why=why, held=held)
@@ -292,12 +294,14 @@ class Pool:
         phase = phase_of(supervisor)
         if phase is Phase.READY and slot.phase is not Phase.READY:
             self.crew.settle(host, supervisor)
-            host.good = host.running
+            if host.successor is None:
+                host.good = host.running
         if phase in (Phase.ABSENT, Phase.REFUSED):
             self.crew.close_account(supervisor)
         self.desk.moved(slot.model, phase, now)
         if phase is Phase.READY:
             slot.room = supervisor.launch.max_rows
+            rollout.begin(self.crew, self.desk, host, self.device)  # the settings may have changed meanwhile
         elif phase is Phase.ABSENT and host.comes_back:
             host.comes_back = False
             slot.kept_since = now

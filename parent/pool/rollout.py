@@ -23,7 +23,7 @@ def begin(crew: Crew, desk: Desk, host: Host, device: Device) -> None:
     slot, ledger, limit = host.slot, desk.ledger, desk.policy.max_resident
     if host.recipe == host.running:
         return
-    if slot.phase is Phase.LOADING and host.good is None:
+    if slot.phase is Phase.LOADING:
         host.comes_back = True  # a load by the old recipe: stop it, begin again
         host.supervisor.unwant()
         return
@@ -53,12 +53,20 @@ def moved(crew: Crew, desk: Desk, host: Host, device: Device) -> None:
         _switch(crew, desk, host, successor)
         begin(crew, desk, host, device)  # the settings may have changed again meanwhile
     elif successor.state in (State.BACKOFF, State.FAILED, State.EXHAUSTED):
-        host.bad, host.running = host.running, host.good or host.running
-        host.recipe = host.running
+        host.bad = host.running
+        host.recipe = host.good or host.running
         _note_failure(host, successor)
-        host.slot.is_rolling, host.successor = False, None
-        host.leaving.append(successor)
+        _give_up(host, successor)
         successor.unwant()
+    elif successor.state is State.ABSENT:  # stopped by an operator
+        _give_up(host, successor)
+        crew.dismiss(successor)
+
+
+def _give_up(host: Host, successor: Supervisor) -> None:
+    host.running = host.good or host.running
+    host.slot.is_rolling, host.successor = False, None
+    host.leaving.append(successor)
 
 
 def _switch(crew: Crew, desk: Desk, host: Host, successor: Supervisor) -> None:

@@ -129,7 +129,17 @@ class Supervisor:
             record = self._spawned.record
             caps = {"kv_bytes": kv_bytes, "prefix_cache_bytes": prefix_cache_bytes}
             self._spawned.record = replace(record, launch=replace(record.launch, **caps))
+            self.launch = replace(self.launch, **caps)  # after a crash it comes back with no more
             self._spawned.channel.send(control.Resize(**caps))
+
+    def retime(self, limits: Limits, heartbeat_s: float, hung_s: float) -> None:
+        """Other deadlines, from the next time each is set."""
+        self.life.limits = limits
+        self.life.restarts.budget, self.life.restarts.window_s = (
+            limits.restart_budget,
+            limits.restart_window_s,
+        )
+        self._heartbeat_s, self._hung_s = heartbeat_s, hung_s
 
     def restart(self) -> None:
         """An operator's restart: drains a ready worker, forgets failures, starts again."""

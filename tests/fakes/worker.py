@@ -210,7 +210,7 @@ class Worker:
         if script.ignore_term:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.spawns = self._count_spawn()
-        self.journal("spawned", spawns=self.spawns)
+        self.journal("spawned", spawns=self.spawns, prefix=launch.prefix_cache_bytes)
         print(f"fake worker {os.getpid()} loads {launch.model_id}", file=sys.stderr, flush=True)
         self.stats = wire.WorkerStats(active_bytes=script.footprint)
         self.ballast = b"x" * script.ballast

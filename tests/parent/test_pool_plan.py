@@ -337,6 +337,70 @@ def test_ledger_what_was_given_up_is_given_back_when_there_is_room_again() -> No
     assert w.desk.ledger.accounts["a"].reserved == 10
 
 
+def test_ledger_a_pinned_model_gives_up_what_it_has_beyond_the_least() -> None:
+    w = world(budget=20)
+    w.desk.slot("a").bill = Bill(weights=4, kv_least=1, prefix_wish=12)
+    w.desk.slot("a").is_pinned = True
+    w.plan()
+    w.ready("a")
+    assert w.desk.ledger.held_by("a") == 12
+    w.model("b", 14)
+    w.ask("b")
+    assert w.phase("b") is Phase.LOADING
+    assert w.desk.ledger.held_by("a") == 6
+    assert w.evicted() == []
+
+
+def test_ledger_what_is_pinned_gives_way_in_part_beside_an_eviction() -> None:
+    w = world(budget=25, linger_s=0, min_residency_s=0)
+    for name, size in (("a", 6), ("b", 9), ("c", 12)):
+        w.desk.slot(name).bill = Bill(weights=size, kv_least=1, kv_wish=3, prefix_wish=4)
+    w.desk.slot("a").is_pinned = True
+    w.plan()
+    w.ready("a")
+    w.resident("b")
+    waiter = w.ask("c")
+    w.gone("b")
+    w.ready("c")
+    assert waiter.is_granted
+
+
+def test_ledger_a_lowered_budget_takes_back_before_it_evicts() -> None:
+    w = world(budget=40)
+    w.desk.slot("a").bill = Bill(weights=6, kv_least=1, prefix_wish=20)
+    w.resident("a")
+    assert w.desk.ledger.held_by("a") == 23
+    w.desk.ledger.budget = 10
+    w.plan()
+    assert w.desk.ledger.held_by("a") == 10
+    assert w.evicted() == []
+    w.desk.ledger.budget = 6
+    w.plan()
+    assert w.evicted() == ["a"]
+
+
+def test_pool_a_lowered_count_lets_idle_models_leave() -> None:
+    w = world(budget=1000)
+    w.resident("a", "b", "c")
+    w.desk.policy = Policy(max_resident=1)
+    w.plan()
+    assert w.evicted() == ["a", "b"]
+
+
+def test_pool_who_lost_a_worker_comes_before_all_others_in_the_order_of_arrival() -> None:
+    w = world()
+    w.model("a", 6, room=3)
+    lost = [w.ask("a", str(number)) for number in range(3)]
+    w.ready("a")
+    waiting = w.ask("a", "late")
+    w.desk.moved("a", Phase.LOADING, w.now)
+    for waiter in (lost[2], lost[0], lost[1]):
+        w.desk.requeue(waiter, w.now)
+    assert w.desk.slots["a"].waiting == [*lost, waiting]
+    w.ready("a")
+    assert [waiter.is_granted for waiter in [*lost, waiting]] == [True, True, True, False]
+
+
 @settings(max_examples=150, stateful_step_count=60)
 class PoolMachine(RuleBasedStateMachine):
     """Random clients, loads, crashes and clocks; the invariants of the design after every step."""

@@ -11,8 +11,19 @@ import pytest
 
 from shared import wire
 from tests.fakes.worker import expected_text
-from tests.process.harness import CONFIG, Served, chat, content, frames, served, until, write_model
+from tests.process.harness import (
+    CONFIG,
+    Served,
+    chat,
+    content,
+    frames,
+    is_running,
+    served,
+    until,
+    write_model,
+)
 
+M = "org/fake-1b"
 GB = 10**9
 BIG = {"measured_bytes": 6 * GB}
 ROOM_FOR_ONE = "10GB"
@@ -433,3 +444,113 @@ def test_fit_counts_with_the_limits_in_force(tmp_path: Path) -> None:
         assert fit["usable_bytes"] == 7 * GB
         assert "max_resident is 1" in fit["never"]
         assert fit["fits_beside"] is False
+
+
+def patch_rows(server: Served, rows: int) -> None:
+    assert server.http.patch("/admin/config", json={"models": {M: {"max_rows": rows}}}).status_code == 200
+
+
+def rows_are(server: Served, rows: int) -> None:
+    until(
+        lambda: (row := server.running().get(M)) and row["phase"] == "ready" and row["rows"] == rows,
+        f"{rows} rows",
+    )
+
+
+def test_swap_unload_now_ends_a_rollout_too(tmp_path: Path) -> None:
+    with served(tmp_path, {"load_ms": 1500}) as server:
+        server.wait_state("ready")
+        patch_rows(server, 4)
+        until(lambda: server.running()[M]["successor"], "a successor")
+        server.http.post("/v1/models/fake/unload", json={"mode": "now", "wait": True})
+        until(lambda: not server.ledger()["accounts"], "every account to be closed")
+        assert ask(server, "fake") == expected("hi")
+        rows_are(server, 4)
+        patch_rows(server, 5)
+        rows_are(server, 5)
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_swap_settings_that_change_during_a_load_are_taken(tmp_path: Path, crash: bool) -> None:
+    with served(tmp_path, {"load_ms": 1000}) as server:
+        server.wait_state("ready")
+        if crash:
+            server.kill_worker()
+        else:
+            server.http.post("/v1/models/fake/unload", json={"wait": True})
+            server.http.post("/v1/models/fake/load")
+        server.wait_state("loading")
+        patch_rows(server, 4)
+        rows_are(server, 4)
+
+
+def test_swap_several_changes_in_a_row_end_with_the_last(tmp_path: Path) -> None:
+    with served(tmp_path, {"load_ms": 200}, max_resident=1) as server:
+        server.wait_state("ready")
+        for rows in (5, 4, 6):
+            patch_rows(server, rows)
+        rows_are(server, 6)
+
+
+def test_adopt_after_a_kill_in_a_rollout_takes_the_successor(tmp_path: Path) -> None:
+    slow = {"tokens": 200, "ms_per_token": 20}
+    with served(tmp_path, slow) as server:
+        server.wait_state("ready")
+        with ThreadPoolExecutor() as threads:
+            running = threads.submit(server.ask, "long", stream=True)
+            server.wait_journal("request")
+            old = server.engine()["pid"]
+            patch_rows(server, 4)
+            new = until(
+                lambda: pid if (pid := server.engine()["pid"]) not in (old, None) else None, "the successor"
+            )
+            os.kill(server.process.pid, signal.SIGKILL)
+            server.process.wait()
+            assert running.exception() is not None
+        with served(tmp_path, slow) as again:
+            assert again.wait_state("ready")["pid"] == new
+            assert len(again.journal("spawned")) == 2
+            until(lambda: not is_running(old), "the old worker to be ended")
+
+
+def test_ledger_a_worker_that_crashes_after_it_shrank_comes_back_as_small(tmp_path: Path) -> None:
+    with served(tmp_path, BIG, {"b": BIG}, memory_budget_bytes=ROOM_FOR_TWO) as server:
+        ask(server, "fake")
+        ask(server, "b")
+        server.wait_journal("resized")
+        small = server.running()[M]["reserved_bytes"]
+        os.kill(server.running()[M]["pid"], signal.SIGKILL)
+        launched = server.wait_journal("spawned", 2)[-1]
+        assert launched["prefix"] == server.journal("resized")[-1]["prefix"]
+        assert server.running()[M]["reserved_bytes"] == small
+
+
+def test_pool_unload_now_cuts_what_is_draining_already(tmp_path: Path) -> None:
+    with served(tmp_path, {"tokens": 400, "ms_per_token": 25}, max_resident=1) as server:
+        server.wait_state("ready")
+        with ThreadPoolExecutor() as threads:
+            running = threads.submit(server.ask, "long", stream=True)
+            server.wait_journal("request")
+            patch_rows(server, 4)
+            server.wait_state("draining")
+            server.http.post("/v1/models/fake/unload", json={"mode": "now"})
+            assert frames(running.result().text)[-1]["error"]["code"] == "unloaded"
+        server.wait_phase(M, "absent")
+
+
+def test_pool_a_restart_of_a_leaving_model_brings_it_back(tmp_path: Path) -> None:
+    with served(tmp_path, {"ignore_shutdown": True, "ignore_term": True}, stop_grace_s=1.0) as server:
+        server.wait_state("ready")
+        server.http.post("/v1/models/fake/unload")
+        server.wait_phase(M, "leaving")
+        assert server.http.post("/admin/workers/fake/restart").status_code == 202
+        server.wait_phase(M, "ready")
+        assert server.engine()["epoch"] == 2
+
+
+def test_limits_of_restarts_are_those_in_force(tmp_path: Path) -> None:
+    with served(tmp_path) as server:
+        server.wait_state("ready")
+        assert server.http.patch("/admin/config", json={"restart_budget": 0}).status_code == 200
+        server.kill_worker()
+        server.wait_state("exhausted")
