@@ -98,6 +98,7 @@ class Forwarder:
                         if losses and len(kept.ids) > known:  # it got past what may have been its fault
                             losses = 0
                             self.quarantine.survived(key)
+                            lease.cleared()
                         if isinstance(last, wire.Finish):
                             self.quarantine.survived(key)
                             record.finished(last)
@@ -106,7 +107,8 @@ class Forwarder:
             except WorkerLost as lost:
                 tries += 1
                 known = len(kept.ids)
-                if lost.reached and not in_line:
+                lease.is_suspect = lost.reached and not in_line
+                if lease.is_suspect:
                     losses += 1
                     self.quarantine.death(key, client.socket_path, time.monotonic(), lease.host.entry.id)
                 elif misses >= MAX_MISSES:

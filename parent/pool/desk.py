@@ -47,6 +47,7 @@ class Waiter:
         self.client = client
         self.since = since
         self.is_granted = False
+        self.is_suspect = False  # it was running when its worker died, and has got no further since
 
 
 class Slot:
@@ -95,11 +96,19 @@ class Slot:
         return [waiter for waiter in self.waiting if waiter.number < self.unload_from]
 
     def next_waiter(self) -> Waiter | None:
-        """Fair by client: who has least in flight here, then who came first."""
+        """Who lost a worker first; then fair by client: who has least in flight here, then who came first.
+
+        Of suspects only one runs at a time, so that the next death shows whose fault it is.
+        """
         busy: dict[str, int] = {}
         for each in self.granted:
             busy[each.client] = busy.get(each.client, 0) + 1
-        return min(self.servable, key=lambda each: (busy.get(each.client, 0), each.number), default=None)
+        on_trial = any(each.is_suspect for each in self.granted)
+        return min(
+            (each for each in self.servable if not (on_trial and each.is_suspect)),
+            key=lambda each: (each.number >= 0, busy.get(each.client, 0), each.number),
+            default=None,
+        )
 
 
 class Desk:
@@ -166,15 +175,19 @@ class Desk:
             if not slot.waiting:
                 slot.empty_since = now
 
-    def requeue(self, waiter: Waiter, now: float) -> None:
+    def requeue(self, waiter: Waiter, now: float, *, suspect: bool = True) -> None:
         """A granted request has lost its worker: it waits again, before all others, without a gap in between."""
         slot = self.slots[waiter.model]
         slot.granted.discard(waiter)
-        waiter.is_granted = False
+        waiter.is_granted, waiter.is_suspect = False, suspect
         waiter.number = waiter.key - BEFORE_ALL  # among those who lost one too: who came first
         waiter.since = now
         slot.waiting.append(waiter)
         slot.waiting.sort(key=lambda each: each.number)
+
+    def cleared(self, waiter: Waiter) -> None:
+        """It has got further than at its last loss: it is suspected no more."""
+        waiter.is_suspect = False
 
     def unload(self, model: str) -> None:
         """Let the model leave once the requests that are here now are answered."""

@@ -26,6 +26,9 @@ class Keeper(Protocol):
     def requeue(self, lease: "Lease") -> None:
         """Its worker is lost."""
 
+    def cleared(self, lease: "Lease") -> None:
+        """It got further after a loss."""
+
     def left(self, lease: "Lease") -> None:
         """It has ended."""
 
@@ -36,6 +39,7 @@ class Lease:
     def __init__(self, pool: Keeper, host: Host, waiter: Waiter) -> None:
         self.host = host
         self.waiter = waiter
+        self.is_suspect = False  # of the last death: it was running there
         self._pool = pool
         self._client: WorkerClient | None = None
         self._answer: asyncio.Future[WorkerClient] = asyncio.get_running_loop().create_future()
@@ -70,6 +74,11 @@ class Lease:
             raise Refused(Failure(ErrorCode.SHUTTING_DOWN, "the server is shutting down"))
         self._answer = asyncio.get_running_loop().create_future()
         self._pool.requeue(self)
+
+    def cleared(self) -> None:
+        """The request has got further than at its last loss; others that lost their worker may go on too."""
+        self.is_suspect = False
+        self._pool.cleared(self)
 
     def give(self, client: WorkerClient) -> None:
         """The pool's: there is a worker."""

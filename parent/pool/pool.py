@@ -189,7 +189,12 @@ class Pool:
 
     def requeue(self, lease: Lease) -> None:
         """The lease's worker is lost."""
-        self.desk.requeue(lease.waiter, time.monotonic())
+        self.desk.requeue(lease.waiter, time.monotonic(), suspect=lease.is_suspect)
+        self.replan()
+
+    def cleared(self, lease: Lease) -> None:
+        """The request has got further than at its last loss."""
+        self.desk.cleared(lease.waiter)
         self.replan()
 
     def left(self, lease: Lease) -> None:

@@ -398,7 +398,11 @@ def test_pool_who_lost_a_worker_comes_before_all_others_in_the_order_of_arrival(
         w.desk.requeue(waiter, w.now)
     assert w.desk.slots["a"].waiting == [*lost, waiting]
     w.ready("a")
-    assert [waiter.is_granted for waiter in [*lost, waiting]] == [True, True, True, False]
+    # One suspect at a time, beside those who are none.
+    assert [waiter.is_granted for waiter in [*lost, waiting]] == [True, False, False, True]
+    w.desk.cleared(lost[0])
+    w.plan()
+    assert [waiter.is_granted for waiter in [*lost, waiting]] == [True, True, False, True]
 
 
 @settings(max_examples=150, stateful_step_count=60)
@@ -494,6 +498,13 @@ class PoolMachine(RuleBasedStateMachine):
             account.measured = int(account.reserved * share)
         self.step()
 
+    @rule(index=st.integers(0, 4))
+    def get_further(self, index: int) -> None:
+        """A suspect gets something new."""
+        for waiter in self.world.desk.slots[self.models[index % len(self.models)]].granted:
+            self.world.desk.cleared(waiter)
+        self.step()
+
     @rule(seconds=st.sampled_from([0.1, 1.0, 5.0, 30.0]))
     def pass_time(self, seconds: float) -> None:
         self.world.now += seconds
@@ -507,6 +518,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert not limit or ledger.count("model") <= limit
         for slot in self.world.desk.slots.values():
             assert len(slot.granted) <= slot.room
+            assert sum(waiter.is_suspect for waiter in slot.granted) <= 1
             has_account = slot.account in ledger.accounts
             assert has_account == (slot.phase not in (Phase.ABSENT, Phase.REFUSED))
 

@@ -276,3 +276,20 @@ def test_no_worker_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:
             server.process.wait(DEADLINE_S)
         until(lambda: not is_running(worker), "the worker to leave")
         assert server.journal("parent gone")
+
+
+def test_crash_of_a_poison_request_costs_no_other_request_its_answer(tmp_path: Path) -> None:
+    """Who was there when a worker died is tried alone, so the second death shows whose fault it is."""
+    with served(tmp_path, {"tokens": 60, "ms_per_token": 20}, restart_budget=9) as server:
+        server.wait_state("ready")
+        poison = 'poison fake:{"crash_at": 0, "crash_times": 99}'
+        with ThreadPoolExecutor() as threads:
+            before = [threads.submit(server.ask, f"before {n}", stream=True) for n in range(3)]
+            server.wait_journal("request", 3)
+            guilty = threads.submit(server.ask, poison, stream=True)
+            after = [threads.submit(server.ask, f"after {n}", stream=True) for n in range(3)]
+            assert frames(guilty.result().text)[-1]["error"]["type"] == "engine_unavailable"
+            for number in range(3):
+                assert content(before[number].result().text) == oracle(f"before {number}", 60)
+                assert content(after[number].result().text) == oracle(f"after {number}", 60)
+        assert len(server.http.get("/admin/quarantine").json()["requests"]) == 1
