@@ -1,6 +1,7 @@
-"""Exec in place: the program that we were hands its listener and its lock to the one that we become. Same pid.
+"""Exec in place: the program that we were hands its listener, its lock and the connections on which nothing is under
+way to the one that we become. Same pid.
 
-The listening socket stays open throughout, so connections wait in the kernel and none is refused. Workers are
+These sockets stay open throughout, so connections and requests wait in the kernel and none is lost. Workers are
 adopted by the new image as they are after a kill; only a variable of the environment says what was handed over.
 """
 
@@ -18,16 +19,26 @@ from typing import NoReturn
 import msgspec
 import psutil
 
+from parent import ports
+
 VARIABLE = "MLXD_HANDOVER"
 PREFLIGHT_S = 60.0
+MOST_CONNECTIONS = 10_000  # one variable has at most 128 KiB on Linux
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """What the new image finds. `check`: only whether it would start is asked; it leaves before it serves."""
+    """What the new image finds. `check`: only whether it would start is asked; it leaves before it serves.
+
+    The listener listens on `bound`, where `host` and `port` were asked for. `connections` are its sockets.
+    """
 
     listener: int = -1
     lock: int = -1
     check: bool = False
+    host: str = ""
+    port: int = 0
+    bound: int = 0
+    connections: list[int] = []
 
 
 def received() -> Handover | None:
@@ -49,10 +60,19 @@ def _is(fd: int, kind: object) -> bool:
         return False
 
 
-def listener_of(given: Handover) -> socket.socket:
-    """The listening socket."""
-    os.set_inheritable(given.listener, False)
-    return socket.socket(fileno=given.listener)
+def listener_of(given: Handover) -> ports.Listener:
+    """What listens."""
+    return ports.Listener(given.host, given.port, _socket_of(given.listener))
+
+
+def connections_of(given: Handover) -> list[socket.socket]:
+    """Of clients; those who have left meanwhile too."""
+    return [_socket_of(fd) for fd in given.connections if _is(fd, stat.S_ISSOCK)]
+
+
+def _socket_of(fd: int) -> socket.socket:
+    os.set_inheritable(fd, False)
+    return socket.socket(fileno=fd)
 
 
 def command() -> list[str]:
@@ -60,9 +80,10 @@ def command() -> list[str]:
     return [sys.executable, *sys.orig_argv[1:]]
 
 
-async def preflight(keep_fds: Sequence[int] = ()) -> str:
+async def preflight(listener: ports.Listener, keep_fds: Sequence[int] = ()) -> str:
     """Whether a new image would start: a child gets as far as serving. Why not, in a line; "" = it would."""
-    environment = {**os.environ, VARIABLE: msgspec.json.encode(Handover(check=True)).decode()}
+    asked = Handover(check=True, host=listener.host, port=listener.port, bound=listener.bound)
+    environment = {**os.environ, VARIABLE: msgspec.json.encode(asked).decode()}
 
     def ask() -> str:
         try:
@@ -84,10 +105,20 @@ async def preflight(keep_fds: Sequence[int] = ()) -> str:
     return await asyncio.to_thread(ask)
 
 
-def execute(listener: int, lock: int, keep_fds: Sequence[int] = ()) -> NoReturn:
+def execute(
+    listener: ports.Listener, lock: int, connections: Sequence[int] = (), keep_fds: Sequence[int] = ()
+) -> NoReturn:
     """Become the new image. Raises OSError where that cannot be; nothing has changed then."""
-    given = (listener, lock, *keep_fds)
-    environment = {**os.environ, VARIABLE: msgspec.json.encode(Handover(listener, lock)).decode()}
+    handed = Handover(
+        listener.socket.fileno(),
+        lock,
+        host=listener.host,
+        port=listener.port,
+        bound=listener.bound,
+        connections=list(connections[:MOST_CONNECTIONS]),
+    )
+    given = (handed.listener, lock, *handed.connections, *keep_fds)
+    environment = {**os.environ, VARIABLE: msgspec.json.encode(handed).decode()}
     for fd in given:
         os.set_inheritable(fd, True)
     try:

@@ -5,6 +5,7 @@ adopt, in the runtime folder where their sockets are, or rubbish to clear away.
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import secrets
 import shutil
@@ -18,9 +19,12 @@ from typing import IO
 import msgspec
 
 from parent.workers import adoption, runtime_file
+from parent.workers.process import is_same
 from parent.workers.runtime_file import RuntimeRecord
 from shared.errors import ErrorCode, Refused, refuse
+from shared.logs import event
 
+log = logging.getLogger(__name__)
 SUN_PATH = 104  # bytes of a socket path on macOS, its final NUL included; Linux has 108
 PREFIX = "mlxd-"
 END_S = 3.0  # for a worker that nobody adopts, between TERM and KILL
@@ -56,6 +60,8 @@ class Instance:
         self.runtime_dir = data_dir / "run"
         self._path = data_dir / "mlxd.lock"
         self._file: IO[bytes] | None = None
+        self._url = ""
+        self._lost = ""  # why the lock is not ours any more
 
     def claim(self) -> None:
         """Raises `Refused` naming the process that serves this folder already, or what forbids the lock."""
@@ -74,6 +80,7 @@ class Instance:
     def announce(self, url: str) -> None:
         """Write who serves and where, for other processes to read. Raises `Refused`, and is released then."""
         assert self._file is not None
+        self._url = url
         owner = msgspec.json.encode(Owner(os.getpid(), url, str(self.runtime_dir), self.boot))
         try:
             os.ftruncate(self._file.fileno(), 0)
@@ -81,6 +88,25 @@ class Instance:
         except OSError as error:
             self.release()
             raise self._cannot_write(error) from None
+
+    def keep(self) -> str:
+        """Put the lock file back where somebody has removed it under us; cheap, to be called now and then.
+
+        Returns why that cannot be, in a line; "" = it is ours.
+        """
+        lost = ""
+        try:
+            if self._file is not None and not _is_same_file(self._file, self._path):
+                old, self._file = self._file, self._lock()
+                old.close()
+                self.announce(self._url)
+                event(log, "server.lock_is_back", level=logging.WARNING, path=str(self._path))
+        except (OSError, Refused) as error:
+            lost = f"its lock file {self._path} was removed: {error}"
+            if not self._lost:
+                event(log, "server.lock_lost", level=logging.ERROR, reason=lost)
+        self._lost = lost
+        return lost
 
     @property
     def lock_fd(self) -> int:
@@ -170,6 +196,7 @@ class Instance:
         for folder in (other, usual):
             if _is_ours(folder) and (found := runtime_file.read(folder / runtime_file.NAME)):
                 self._leftovers, self.runtime_dir = found, folder
+                self._refuse_living(found)
                 break
         else:
             for folder in (usual, other):
@@ -180,6 +207,16 @@ class Instance:
         for path in self.runtime_dir.iterdir():
             if str(path) not in sockets and path.name != runtime_file.NAME:
                 path.unlink()
+
+    def _refuse_living(self, found: list[RuntimeRecord]) -> None:
+        """Workers whose server lives are not left over, whoever has removed its lock file."""
+        for record in found:
+            if record.server != os.getpid() and is_same(record.server, record.server_start):
+                raise refuse(
+                    ErrorCode.FORBIDDEN,
+                    f"{self.data_dir} is served already by process {record.server}, whose lock file was removed; "
+                    "stop that one, or set MLXD_DATA_DIR to another",
+                )
 
     def _make_runtime_dir(self) -> Path:
         """Private, and short enough: a socket's path has 104 bytes on macOS."""

@@ -7,7 +7,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from shared.errors import ErrorCode, refuse
+from shared.errors import ErrorCode, Refused, refuse
 
 BACKLOG = 2048
 
@@ -31,6 +31,71 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise refuse(ErrorCode.FORBIDDEN, _why_not(host, port, error), param="port") from None
     return listener
+
+
+class Listener:
+    """The listening socket, and what was asked for: `port` 0 stays 0. `waiting`: clients of a place it has left."""
+
+    def __init__(self, host: str, port: int, listening: socket.socket | None = None) -> None:
+        self.host, self.port = host, port
+        self.socket = listening or bind(host, port)
+        self.waiting: list[socket.socket] = []
+
+    @property
+    def bound(self) -> int:
+        """The port that it has got."""
+        return int(self.socket.getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        """The address to open."""
+        return url_of(self.socket, self.host)
+
+    def close(self) -> None:
+        """Refuse who comes."""
+        self.socket.close()
+
+    def move(self, host: str, port: int) -> None:
+        """Listen there instead; who has come to the old place waits in `waiting`.
+
+        Raises `Refused` where that cannot be; it listens where it was then.
+        """
+        try:
+            new = bind(host, port)
+        except Refused:
+            if port != self.bound:
+                raise
+            new = self._beside(host, port)  # what stands in the way may be ourselves
+        else:
+            self._take_waiting()
+            self.socket.close()
+        self.socket, self.host, self.port = new, host, port
+
+    def _beside(self, host: str, port: int) -> socket.socket:
+        """Another address of the same port: only one of the two can be had at a time."""
+        self._take_waiting()
+        bound = self.bound
+        self.socket.close()
+        try:
+            return bind(host, port)
+        except Refused:
+            self.socket = bind(self.host, bound)
+            raise
+
+    def _take_waiting(self) -> None:
+        self.socket.setblocking(False)
+        while True:
+            try:
+                self.waiting.append(self.socket.accept()[0])
+            except ConnectionAbortedError:
+                continue
+            except OSError:  # nobody else
+                return
+
+
+def try_move(host: str, port: int, bound: int) -> None:
+    """Raises `Refused` where a listener of the port `bound` could not move there, as far as that can be tried."""
+    bind(host, 0 if port == bound else port).close()
 
 
 def url_of(listener: socket.socket, host: str) -> str:

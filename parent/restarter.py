@@ -7,7 +7,7 @@ not end in time, this one again.
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from parent.admin.restart import RestartStatus
@@ -25,13 +25,16 @@ class Listening(Protocol):
     """What the steps of a restart do to the server."""
 
     async def pause(self) -> None:
-        """Accept nothing, and close each connection once its answer has left."""
+        """Accept nothing, and read no further request."""
 
     async def resume(self) -> None:
         """Accept again."""
 
     def num_open(self) -> int:
-        """Connections whose answer has not left yet."""
+        """Connections on which something is under way."""
+
+    def parked(self) -> list[int]:
+        """The sockets of all others, for the new image."""
 
     def cut(self) -> None:
         """End the answers that run with an error; the workers stay."""
@@ -82,14 +85,16 @@ class Endings:
 
 
 class Restarter:
-    """One per server. `execute` becomes the new image, or raises OSError; `preflight` says why it would fail."""
+    """One per server. `execute` becomes the new image, with these sockets of clients, or raises OSError;
+    `preflight` says why it would fail. `drain_s` is asked at each restart.
+    """
 
     def __init__(
         self,
         boot: str,
         *,
-        drain_s: float,
-        execute: Callable[[], None],
+        drain_s: Callable[[], float],
+        execute: Callable[[Sequence[int]], None],
         preflight: Callable[[], Awaitable[str]],
     ) -> None:
         self._server: Listening | None = None
@@ -100,9 +105,10 @@ class Restarter:
         self._status = RestartStatus(boot=boot, pid=os.getpid())
         self._task: asyncio.Task[None] | None = None
 
-    def serves(self, server: Listening) -> None:
-        """What listens, once it is there."""
+    def serves(self, server: Listening, reason: str = "") -> None:
+        """What listens, once it is there. `reason`: what the restart that led here could not change."""
         self._server = server
+        self._tell("serving", reason)
 
     def status(self) -> RestartStatus:
         return self._status
@@ -137,13 +143,13 @@ class Restarter:
             await server.pause()
             if now:
                 server.cut()
-            left = await self._answered(server, LAST_FRAMES_S if now else self._drain_s)
+            drain_s = self._drain_s()
+            left = await self._answered(server, LAST_FRAMES_S if now else drain_s)
             if left and not now:
                 answers = "answer still runs" if left == 1 else "answers still run"
                 await self._give_up(
                     server,
-                    f"{left} {answers} after {self._drain_s:g} s; nothing was lost; "
-                    "`mlxd restart --now` cuts them",
+                    f"{left} {answers} after {drain_s:g} s; nothing was lost; `mlxd restart --now` cuts them",
                 )
                 return
             event(log, "server.exec", cut=left)
@@ -153,7 +159,7 @@ class Restarter:
             await self._give_up(server, f"a fault of mlxd: {type(error).__name__}: {error}")
             return
         try:
-            self._execute()
+            self._execute(server.parked())
         except OSError as error:  # everything is closed, so the only way on is a start from without
             event(log, "server.not_restarted", level=logging.ERROR, reason=str(error))
             server.leave()

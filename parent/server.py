@@ -13,113 +13,109 @@ import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import uvicorn
 import uvloop
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from parent import handover, ports
 from parent.admin.restart import Restart
 from parent.app import Application
-from parent.config import Settings
+from parent.connections import Connection, Terms
 from parent.instance import Instance
 from parent.library.library import Library
 from parent.library.machine import Device, find_device
 from parent.live_config import LiveConfig
 from parent.restarter import Endings, Restarter
+from shared.errors import Refused
 from shared.logs import event
 
 log = logging.getLogger(__name__)
 LAST_FRAMES_S = 2.0  # after the drain, for error frames to leave
-HEADS_S = 0.1  # before a pause closes connections: what has arrived on them is read
-FRESH_S = 1.0  # the same for those that have not asked for anything yet
+TICKS = 10  # of uvicorn's, in a second
 _NOT_OURS = ("Unsupported upgrade", "No supported WebSocket library")  # hints to install what we do not want
-
-
-class Connection(HttpToolsProtocol):
-    """uvicorn's, but the head of a request may not take forever either."""
-
-    def __init__(self, *args: Any, request_wait_s: float, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._request_wait_s = request_wait_s
-        self._head_due: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        super().connection_made(transport)
-        self._await_head()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        # What is no head and ends the keep-alive timer all the same: an empty line, a body that nobody reads.
-        if (self.cycle is None or self.cycle.response_complete) and self.timeout_keep_alive_task is None:
-            self._await_head()
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._await_head()
-
-    def on_headers_complete(self) -> None:
-        self._head_is_here()
-        super().on_headers_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._head_is_here()
-        super().connection_lost(exc)
-
-    def _await_head(self) -> None:
-        if self._head_due is None and not self.transport.is_closing():
-            self._head_due = self.loop.call_later(self._request_wait_s, self.transport.abort)
-
-    def _head_is_here(self) -> None:
-        if self._head_due is not None:
-            self._head_due.cancel()
-            self._head_due = None
 
 
 class Server(uvicorn.Server):
     """uvicorn with our signals instead of its own, and a word when it listens."""
 
     def __init__(
-        self, config: uvicorn.Config, application: Application, listener: socket.socket, endings: Endings
+        self,
+        config: uvicorn.Config,
+        application: Application,
+        listener: ports.Listener,
+        endings: Endings,
+        terms: Terms,
+        *,
+        every_second: Callable[[], object],
     ) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
         self._application = application
         self._listener = listener  # stays open: what uvicorn gets, and closes, is a copy
         self._endings = endings
+        self._terms = terms
+        self._every_second = every_second
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        while self._listener.waiting:
+            await self._keep(self._listener.waiting.pop())
         self.listening.set()
+
+    async def _keep(self, connection: socket.socket) -> None:
+        """Go on with a connection that an earlier image has accepted."""
+        kind: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        make = partial(
+            kind,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            kept=True,
+        )
+        try:
+            connection.setblocking(False)
+            await asyncio.get_running_loop().connect_accepted_socket(make, connection)
+        except OSError:  # its client has left
+            connection.close()
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % TICKS == 0:
+            self._every_second()
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def pause(self) -> None:
-        """Accept nothing, and close each connection once its answer has left. Who comes waits in the kernel."""
+        """Accept nothing, and read no further request. Who comes, and what comes, waits in the kernel."""
+        self._terms.is_paused = True
         self._endings.end()
         for server in self.servers:
             server.close()
         self.servers = []
-        await asyncio.sleep(HEADS_S)
-        for connection in list(self.server_state.connections):
-            if getattr(connection, "cycle", None) is not None:
-                connection.shutdown()
-        if self.server_state.connections:
-            await asyncio.sleep(FRESH_S - HEADS_S)
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
+        await asyncio.sleep(0)  # who has been accepted just now is made a connection of
+        for connection in self._connections():
+            connection.settle()
 
     async def resume(self) -> None:
-        """Accept again."""
+        """Accept and read again."""
+        self._terms.is_paused = False
         if not self.should_exit:
-            await super().startup([self._listener.dup()])
+            await super().startup([self._listener.socket.dup()])
+            for connection in self._connections():
+                connection.go_on()
 
     def num_open(self) -> int:
-        """Connections whose answer has not left yet."""
-        return len(self.server_state.connections)
+        """Connections on which something is under way."""
+        return sum(not connection.is_parked for connection in self._connections())
+
+    def parked(self) -> list[int]:
+        """The sockets of all others."""
+        return [connection.fileno() for connection in self._connections() if connection.is_parked]
+
+    def _connections(self) -> list[Connection]:
+        return [each for each in self.server_state.connections if isinstance(each, Connection)]
 
     def cut(self) -> None:
         """Answers that run end with their protocol's error frame; the workers stay."""
@@ -133,7 +129,9 @@ class Server(uvicorn.Server):
         await self._application.db.close()
 
     def leave(self) -> None:
-        """Shut down."""
+        """Shut down: answers that run have `drain_s` and a moment."""
+        drain_s = self._application.live.settings.drain_s
+        self.config.timeout_graceful_shutdown = drain_s + LAST_FRAMES_S  # type: ignore[assignment]  # a float works
         self.should_exit = True
 
     def drop_all(self) -> None:
@@ -145,16 +143,19 @@ class Server(uvicorn.Server):
             connection.transport.abort()
 
 
-def make_server(application: Application, listener: socket.socket, settings: Settings) -> Server:
+def make_server(
+    application: Application, listener: ports.Listener, every_second: Callable[[], object]
+) -> Server:
     """uvicorn around the app; httptools and uvloop are what the token path was measured with."""
     its_log = logging.getLogger("uvicorn.error")
     its_log.setLevel(logging.WARNING)  # we say ourselves when it listens
     its_log.addFilter(_is_worth_saying)
     endings = Endings(application.asgi)
+    terms = Terms(lambda: application.live.settings.request_wait_s)
     return Server(
         uvicorn.Config(
             endings,
-            http=partial(Connection, request_wait_s=settings.request_wait_s),  # type: ignore[arg-type]  # is only called
+            http=partial(Connection, terms=terms),  # type: ignore[arg-type]  # is only called
             ws="none",
             lifespan="off",
             log_config=None,
@@ -162,11 +163,12 @@ def make_server(application: Application, listener: socket.socket, settings: Set
             server_header=False,
             backlog=ports.BACKLOG,
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=settings.drain_s + LAST_FRAMES_S,  # type: ignore[arg-type]  # a float works and is meant
         ),
         application,
         listener,
         endings,
+        terms,
+        every_second=every_second,
     )
 
 
@@ -192,16 +194,18 @@ def serve(
     Raises `Refused` when the data folder is served already, the port is taken, or the pinned models cannot fit.
     """
     given = handover.received()
-    if given is not None and given.check:
-        return 0  # we came as far as serving
     settings = live.settings
+    if given is not None and given.check:
+        if (given.host, given.port) != (settings.host, settings.port):
+            ports.try_move(settings.host, settings.port, given.bound)
+        return 0  # we came as far as serving
     with Instance(settings.data_dir, lock_fd=given.lock if given else -1) as instance:
-        listener = handover.listener_of(given) if given else ports.bind(settings.host, settings.port)
+        listener, reason = _listen(given, settings.host, settings.port)
         restarter = Restarter(
             instance.boot,
-            drain_s=settings.drain_s,
-            execute=lambda: handover.execute(listener.fileno(), instance.lock_fd, keep_fds),
-            preflight=lambda: handover.preflight(keep_fds),
+            drain_s=lambda: live.settings.drain_s,
+            execute=lambda clients: handover.execute(listener, instance.lock_fd, clients, keep_fds),
+            preflight=lambda: _preflight(instance, listener, keep_fds),
         )
         with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             application = Application(
@@ -210,29 +214,52 @@ def serve(
                 device or find_device(),
                 default=default,
                 runtime_dir=instance.runtime_dir,
-                restart=Restart(restarter.boot, restarter.request, restarter.status),
+                restart=Restart(
+                    restarter.boot,
+                    restarter.request,
+                    restarter.status,
+                    lambda: live.settings.request_wait_s,
+                ),
                 worker_command=worker_command,
                 worker_env=worker_env,
             )
-            url = ports.url_of(listener, settings.host)
-            instance.announce(url)
+            instance.announce(listener.url)
             if given is not None:
                 handover.reap_strangers({record.pid for record in instance.leftovers()})
                 on_listening = None
-            return runner.run(_serve(application, instance, restarter, listener, url, on_listening))
+            return runner.run(_serve(application, instance, restarter, listener, reason, on_listening))
+
+
+async def _preflight(instance: Instance, listener: ports.Listener, keep_fds: Sequence[int]) -> str:
+    return instance.keep() or await handover.preflight(listener, keep_fds)
+
+
+def _listen(given: handover.Handover | None, host: str, port: int) -> tuple[ports.Listener, str]:
+    """What listens, and why not where it should: after a restart in place it stays where it is, if need be."""
+    if given is None:
+        return ports.Listener(host, port), ""
+    listener = handover.listener_of(given)
+    listener.waiting = handover.connections_of(given)
+    if (listener.host, listener.port) == (host, port):
+        return listener, ""
+    try:
+        listener.move(host, port)
+    except Refused as refused:
+        event(log, "server.not_moved", level=logging.WARNING, url=listener.url, reason=str(refused))
+        return listener, f"it still listens at {listener.url}: {refused}"
+    return listener, ""
 
 
 async def _serve(
     application: Application,
     instance: Instance,
     restarter: Restarter,
-    listener: socket.socket,
-    url: str,
+    listener: ports.Listener,
+    reason: str,
     on_listening: Callable[[str], None] | None,
 ) -> int:
-    settings = application.live.settings
-    server = make_server(application, listener, settings)
-    restarter.serves(server)
+    server = make_server(application, listener, instance.keep)
+    restarter.serves(server, reason)
     loop = asyncio.get_running_loop()
     received: list[signal.Signals] = []
     had_terminal = has_terminal()
@@ -244,10 +271,10 @@ async def _serve(
         event(log, "server.signal", signal=number.name, count=len(received))
         if len(received) == 1:
             restarter.close()
-            server.should_exit = True
+            server.leave()
             listener.close()
             application.close()
-            loop.call_later(settings.drain_s, application.pool.cut)
+            loop.call_later(application.live.settings.drain_s, application.pool.cut)
         else:
             server.drop_all()
             application.pool.kill()
@@ -262,15 +289,15 @@ async def _serve(
         loop.add_signal_handler(number, stop, number)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
         loop.add_signal_handler(signal.SIGHUP, hang_up)
-    accepting = listener.dup()
+    accepting = listener.socket.dup()
     try:
         kept = await application.start(instance.leftovers())
         await instance.clear_leftovers(kept)
         serving = asyncio.ensure_future(server.serve(sockets=[accepting]))
         await server.listening.wait()
-        event(log, "server.listening", url=url)
+        event(log, "server.listening", url=listener.url)
         if on_listening is not None:
-            on_listening(url)
+            on_listening(listener.url)
         await serving
     finally:
         await application.stop()

@@ -18,7 +18,7 @@ class RestartBody(msgspec.Struct, frozen=True):
 
 
 class RestartStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`boot` is another after every start. `reason` says why a restart was given up."""
+    """`boot` is another after every start. `reason` says why a restart was given up, or what it could not change."""
 
     boot: str
     pid: int
@@ -34,14 +34,16 @@ class Restart:
         boot: str,
         request: Callable[[bool], Awaitable[RestartStatus]],
         status: Callable[[], RestartStatus],
+        request_wait_s: Callable[[], float],
     ) -> None:
         self.boot = boot
         self._request = request
         self._status = status
+        self._request_wait_s = request_wait_s
 
     async def restart(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """202: accepted. No new connection is answered from now on, until the new image does or it is given up."""
-        body = await asgi.read_body(receive, MAX_BODY)
+        body = await asgi.read_body(receive, MAX_BODY, silence_s=self._request_wait_s())
         try:
             asked = msgspec.json.decode(body, type=RestartBody) if body.strip() else RestartBody()
         except msgspec.MsgspecError as error:

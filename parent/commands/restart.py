@@ -7,7 +7,9 @@ Where the answers do not end within `drain_s` nothing is restarted and nothing i
 """
 
 import argparse
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -15,7 +17,7 @@ import msgspec
 
 from parent.admin.restart import RestartBody, RestartStatus
 from parent.commands import options
-from parent.commands.running import Running, require_running
+from parent.commands.running import Running, find_running, require_running
 from shared.errors import ErrorCode, Refused, refuse
 
 ASK_S = 90.0  # the server tries the new program first
@@ -34,8 +36,11 @@ def run(args: argparse.Namespace) -> int:
     before = begin(running, now=args.now)
     if before.state == "draining":
         print("new requests wait; running answers finish first" if not args.now else "answers are cut")
-    after = outcome(running, before.boot, time.monotonic() + settings.drain_s + SLACK_S)
+    until = time.monotonic() + settings.drain_s + SLACK_S
+    running, after = outcome(settings.data_dir, running, before.boot, until)
     print(f"restarted: {running.url} (pid {after.pid})")
+    if after.reason:
+        print(after.reason, file=sys.stderr)
     return 0
 
 
@@ -51,22 +56,28 @@ def begin(running: Running, *, now: bool) -> RestartStatus:
     return msgspec.json.decode(answer.content, type=RestartStatus)
 
 
-def outcome(running: Running, boot: str, until: float) -> RestartStatus:
-    """Wait for the new image. Raises `Refused` where the restart was given up, or nobody answers any more."""
+def outcome(data_dir: Path, running: Running, boot: str, until: float) -> tuple[Running, RestartStatus]:
+    """Wait for the new image, which may listen elsewhere.
+
+    Raises `Refused` where the restart was given up, or nobody answers any more.
+    """
     last: object = "no answer"
+    found: Running | None = running
     while time.monotonic() < until:
+        before, found = found, find_running(data_dir)
+        if found is None and before is None:  # once is while it writes down where it is
+            raise _silent(running, "it has ended")
+        running = found if found is not None and found.url else running
         try:
             with _client(running, max(1.0, until - time.monotonic())) as client:
                 answer = client.get("/admin/restart")
                 answer.raise_for_status()
                 status = msgspec.json.decode(answer.content, type=RestartStatus)
-        except httpx2.ConnectError as error:  # its listener is never closed while it lives
-            raise _silent(running, error) from None
-        except (httpx2.HTTPError, msgspec.MsgspecError) as error:  # the connection was closed under us
+        except (httpx2.HTTPError, msgspec.MsgspecError) as error:  # it has moved, or has ended
             last = error
         else:
-            if status.boot != boot:
-                return status
+            if status.boot != boot:  # it has written down where it is before it answered
+                return find_running(data_dir) or running, status
             if status.state == "given_up":
                 raise refuse(ErrorCode.CONFLICT, f"not restarted: {status.reason}")
             last = f"it is still {status.state}"
@@ -75,7 +86,7 @@ def outcome(running: Running, boot: str, until: float) -> RestartStatus:
 
 
 def _client(running: Running, timeout_s: float) -> httpx2.Client:
-    # A connection of its own for each question: the server closes those that it has.
+    # A connection of its own for each question: it asks whoever accepts now.
     return httpx2.Client(
         base_url=running.url, trust_env=False, timeout=timeout_s, headers={"connection": "close"}
     )

@@ -26,6 +26,8 @@ class RuntimeRecord(msgspec.Struct, frozen=True, kw_only=True):
     command: list[str]
     epoch: int
     footprint: int = 0  # bytes
+    server: int = 0  # pid of the server that it works for, and when that began
+    server_start: float = 0.0
 
 
 def write(path: Path, records: Sequence[RuntimeRecord]) -> None:

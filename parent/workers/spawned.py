@@ -4,6 +4,7 @@ the moment when nothing of it is left.
 
 import asyncio
 import contextlib
+import os
 import secrets
 import signal
 import socket
@@ -107,6 +108,8 @@ def spawn(
         launch=launch,
         command=command,
         epoch=epoch,
+        server=os.getpid(),
+        server_start=started_at(os.getpid()),
     )
     return Spawned(record, process, Channel(on_message)), control_end
 
@@ -118,5 +121,10 @@ async def adopt(record: RuntimeRecord) -> tuple[Spawned, adoption.Introduction, 
     """
     introduction = adoption.Introduction(record)
     ready, process = await introduction.begin()
-    record = replace(record, start_time=started_at(record.pid))  # by our clock, which may have been set since
+    record = replace(
+        record,
+        start_time=started_at(record.pid),  # by our clock, which may have been set since
+        server=os.getpid(),
+        server_start=started_at(os.getpid()),
+    )
     return Spawned(record, process, introduction.channel), introduction, ready

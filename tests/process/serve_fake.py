@@ -26,6 +26,7 @@ def main() -> int:
     given = {
         name: ", ".join(value) if isinstance(value, list) else str(value)
         for name, value in json.loads(sys.argv[1]).items()
+        if value is not None  # left to the settings file
     }
     logs.configure("info", json=True)
     try:
