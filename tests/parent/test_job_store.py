@@ -79,7 +79,7 @@ class StoreIsTheTable(RuleBasedStateMachine):
         busy = [
             job
             for job, row in self.model.items()
-            if key and row["key"] == key and row["state"] not in TERMINAL
+            if key and row["key"] == key and row["state"] not in (None, *TERMINAL)
         ]
         try:
             job = self.runner.run(self.jobs.create(spec))
