@@ -219,8 +219,8 @@ class _Planner:
             return 0
         coming = self._shrinking()
         for slot in ready:
-            account = self.ledger.accounts[slot.account]
-            if short <= 0 or not spare[slot.model] or account.grant is None:
+            account = self.ledger.accounts.get(slot.account)
+            if short <= 0 or not spare[slot.model] or account is None or account.grant is None:
                 continue
             grant = account.grant.less(short, slot.bill)
             short -= account.grant.total - grant.total
@@ -230,8 +230,8 @@ class _Planner:
         return self._shrinking() - coming
 
     def _spare(self, slot: Slot) -> int:
-        account = self.ledger.accounts[slot.account]
-        if account.grant is None:
+        account = self.ledger.accounts.get(slot.account)
+        if account is None or account.grant is None:
             return 0
         return account.grant.total - account.grant.less(account.grant.total, slot.bill).total
 

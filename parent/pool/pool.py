@@ -102,23 +102,21 @@ class Pool:
         except Refused:
             return False
         host = self.roster.host(entry)
-        if (
-            entry.error
-            or host.supervisor.state is not State.ABSENT
-            or not await host.supervisor.adopt(record)
-        ):
+        if entry.error or host.supervisor.state is not State.ABSENT:
             return False
-        launch, wished = record.launch, host.recipe.launch
-        grant = Grant(record.footprint, 0, launch.kv_bytes, launch.prefix_cache_bytes)
-        host.slot.account = host.supervisor.name
-        self.desk.ledger.adopt(host.slot.account, grant.total, record.footprint, grant)
+        launch, wished, own = record.launch, host.recipe.launch, host.slot.account
         told = replace(
             launch, nonce="", kv_bytes=wished.kv_bytes, prefix_cache_bytes=wished.prefix_cache_bytes
         )
-        host.running = host.good = replace(host.recipe, launch=told, command=tuple(record.command))
-        self._worker_moved(host.supervisor)
-        rollout.begin(self.crew, self.desk, host, self.device)
-        return True
+        grant = Grant(record.footprint, 0, launch.kv_bytes, launch.prefix_cache_bytes)
+        host.slot.account = record.name  # from now on, as it is the supervisor's name once it adopts
+        self.desk.ledger.adopt(record.name, grant.total, record.footprint, grant)
+        host.running = replace(host.recipe, launch=told, command=tuple(record.command))
+        if await host.supervisor.adopt(record):
+            return True
+        self.desk.ledger.release(record.name)
+        host.slot.account, host.running = own, host.recipe
+        return False
 
     def take_settings(self, settings: Settings) -> None:
         """The settings, or what they say of single models, are these now."""
