@@ -17,8 +17,6 @@ from parent.model_options import ModelOptions
 from parent.settings_file import REQUEST, edited, replace
 from parent.values import Needs, bad, checked, fields_of
 
-_LISTENER = ("host", "port")
-
 
 class Change(msgspec.Struct, frozen=True):
     """What a new look at the file brought: names of settings and ids of models whose value is another now.
@@ -160,8 +158,6 @@ class LiveConfig:
         if needs == "restart" and name not in self.pending:
             needs = "nothing"
         note = "in force after a restart" if needs == "restart" else ""
-        if note and name in _LISTENER:
-            note = "in force after a stop and a start; a restart in place keeps the listener"
         return PatchResult(name, value, effective, origin, needs, note)
 
     def _check(self, resolved: Resolved) -> None:
