@@ -247,9 +247,9 @@ def test_swap_of_settings_drains_first_where_memory_has_no_room_for_both(tmp_pat
 
 @pytest.mark.parametrize("room", [ROOM_FOR_ONE, ROOM_FOR_TWO])
 def test_swap_to_settings_that_fail_leaves_the_old_worker_serving(tmp_path: Path, room: str) -> None:
-    with served(tmp_path, BIG, memory_budget_bytes=room, restart_budget=1) as server:
+    failing = BIG | {"fatal_with_rows": 3, "fatal": "bad_checkpoint"}
+    with served(tmp_path, failing, memory_budget_bytes=room, restart_budget=1) as server:
         server.wait_state("ready")
-        write_model(tmp_path / "model", BIG | {"fatal_with_rows": 3, "fatal": "bad_checkpoint"})
         server.http.patch("/admin/config", json={"models": {"org/fake-1b": {"max_rows": 3}}})
         row = until(
             lambda: found if (found := server.running().get("org/fake-1b", {})).get("rollout") else None,
