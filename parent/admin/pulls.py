@@ -19,7 +19,6 @@ from shared.errors import ErrorCode, Refused, refuse
 from shared.jobs import PullRepo
 
 MOST_BYTES = 64 * 1024
-SILENCE_S = 30.0
 KIND = kinds.tag_of(PullRepo(repo=""))
 
 
@@ -41,7 +40,7 @@ class Pulls:
 
     async def create(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """202 with the job. A paused pull of the same goes on; a running one is a conflict that names it."""
-        body = await asgi.read_body(receive, MOST_BYTES, silence_s=SILENCE_S)
+        body = await asgi.read_body(receive, MOST_BYTES, silence_s=self.settings().request_wait_s)
         try:
             asked = _decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -237,7 +237,9 @@ def test_a_changed_drain_is_the_bound_of_the_next_restart_and_of_the_stop(tmp_pa
         assert "shutting_down" in stream.received
 
 
-@pytest.mark.parametrize(("method", "path"), [("PATCH", "/admin/config"), ("POST", "/admin/restart")])
+@pytest.mark.parametrize(
+    ("method", "path"), [("PATCH", "/admin/config"), ("POST", "/admin/restart"), ("POST", "/admin/pulls")]
+)
 def test_a_changed_patience_is_that_of_the_next_request(tmp_path: Path, method: str, path: str) -> None:
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(served(tmp_path))
