@@ -278,6 +278,12 @@ class Pool:
     # ------------------------------------------------------------ events of workers
 
     def _worker_moved(self, supervisor: Supervisor) -> None:
+        try:
+            self._take_in(supervisor)
+        except Exception:  # the supervisor that tells us must not break down over a bug of ours
+            log.exception("pool.bug")
+
+    def _take_in(self, supervisor: Supervisor) -> None:
         host = self.crew.hosts[supervisor]
         if self._seen.get(supervisor) is not supervisor.state:
             self._seen[supervisor] = supervisor.state

@@ -51,7 +51,7 @@ class Models:
 
     async def load(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """202 with the state, or with `wait` 200 once it is ready."""
-        body = await read_json(receive, LoadBody)
+        body = await self._body(receive, LoadBody)
         entry = await self._entry(scope)
         host = operators.load(self.pool, entry, kept_for(body.keep_alive))
         if not body.wait:
@@ -59,6 +59,15 @@ class Models:
         elif await asgi.run_until_gone(receive, lambda: self._until_loaded(host)):
             answer = {"model": entry.id, "state": State.READY, "phase": Phase.READY}
             await asgi.respond(send, 200, msgspec.json.encode(answer))
+
+    async def _body(self, receive: asgi.Receive, kind: type[Any]) -> Any:
+        """A small JSON body, or the defaults where there is none. Raises `Refused`."""
+        silence_s = self.pool.settings.request_wait_s
+        body = await asgi.read_body(receive, MOST_BYTES, silence_s=silence_s)
+        try:
+            return msgspec.json.decode(body or b"{}", type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise refuse(ErrorCode.INVALID_REQUEST, f"the request body: {error}") from None
 
     async def _entry(self, scope: asgi.Scope) -> ModelEntry:
         return (await self.pool.roster.known(scope["path_params"]["id"])).entry
@@ -72,7 +81,7 @@ class Models:
 
     async def unload(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """202 with the state, or with `wait` 200 once the process has gone and its memory is back."""
-        body = await read_json(receive, UnloadBody)
+        body = await self._body(receive, UnloadBody)
         entry = await self._entry(scope)
         host = self.pool.roster.hosts.get(entry.id)
         if host is None:
@@ -136,12 +145,3 @@ async def _until_gone(supervisor: Supervisor) -> None:
     epoch = supervisor.life.epoch
     while supervisor.state is not State.ABSENT and supervisor.life.epoch == epoch:
         await supervisor.changed()
-
-
-async def read_json(receive: asgi.Receive, kind: type[Any]) -> Any:
-    """A small JSON body, or the defaults where there is none. Raises `Refused`."""
-    body = await asgi.read_body(receive, MOST_BYTES)
-    try:
-        return msgspec.json.decode(body or b"{}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise refuse(ErrorCode.INVALID_REQUEST, f"the request body: {error}") from None
