@@ -89,15 +89,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, description="silence before an SSE keep-alive comment", extra=_SECONDS)
     ] = 5.0
     hello_s: Annotated[
-        float, Meta(gt=0, description="time for a new worker's first message", extra={**_SECONDS, **_RELOAD})
+        float, Meta(gt=0, description="time for a new worker's first message", extra=_SECONDS)
     ] = 10.0
     load_stall_s: Annotated[
         float,
-        Meta(gt=0, description="loading may show no progress for so long", extra={**_SECONDS, **_RELOAD}),
+        Meta(gt=0, description="loading may show no progress for so long", extra=_SECONDS),
     ] = 60.0
-    load_total_s: Annotated[
-        float, Meta(gt=0, description="loading may take so long", extra={**_SECONDS, **_RELOAD})
-    ] = 900.0
+    load_total_s: Annotated[float, Meta(gt=0, description="loading may take so long", extra=_SECONDS)] = 900.0
     heartbeat_s: Annotated[
         float,
         Meta(gt=0, description="silence after which a worker counts as hung", extra={**_SECONDS, **_RELOAD}),
@@ -110,24 +108,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             ge=0,
             description="running answers may take so long to end at shutdown",
-            extra={**_SECONDS, **_RELOAD},
+            extra=_SECONDS,
         ),
     ] = 30.0
     stop_grace_s: Annotated[
-        float, Meta(ge=0, description="time between TERM and KILL of a worker", extra={**_SECONDS, **_RELOAD})
+        float, Meta(ge=0, description="time between TERM and KILL of a worker", extra=_SECONDS)
     ] = 3.0
     restart_budget: Annotated[
-        int, Meta(ge=0, description="restarts of a crashing worker within the window", extra=_RELOAD)
+        int, Meta(ge=0, description="restarts of a crashing worker within the window")
     ] = 3
     restart_window_s: Annotated[
-        float, Meta(gt=0, description="the window of the restart budget", extra={**_SECONDS, **_RELOAD})
+        float, Meta(gt=0, description="the window of the restart budget", extra=_SECONDS)
     ] = 60.0
     half_open_s: Annotated[
         float,
         Meta(
             gt=0,
             description="wait before one more try once the budget is spent",
-            extra={**_SECONDS, **_RELOAD},
+            extra=_SECONDS,
         ),
     ] = 60.0
     adopt_grace_s: Annotated[
@@ -143,7 +141,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             ge=0,
             description="time for the memory of an ended worker to come back",
-            extra={**_SECONDS, **_RELOAD},
+            extra=_SECONDS,
         ),
     ] = 5.0
 
@@ -212,7 +210,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 2 << 30
     disk_floor_bytes: Annotated[
-        int, Meta(ge=0, description="disk that downloads and spills leave free", extra=_BYTES)
+        int, Meta(ge=0, description="disk that downloads and spills leave free", extra={**_BYTES, **_RELOAD})
     ] = 1 << 30
     history_bytes: Annotated[
         int,

@@ -125,7 +125,9 @@ def routes() -> list[tuple[str, str]]:
 
 
 def test_every_route_is_documented_and_no_other() -> None:
-    listed = set(re.findall(r"^\| `(GET|POST|PUT|PATCH|DELETE) (\S+)` \|", read("docs/http.md"), re.MULTILINE))
+    listed = set(
+        re.findall(r"^\| `(GET|POST|PUT|PATCH|DELETE) (\S+)` \|", read("docs/http.md"), re.MULTILINE)
+    )
     assert len(routes()) > 5
     assert listed == set(routes())
 
