@@ -223,7 +223,6 @@ def serve(
                 worker_command=worker_command,
                 worker_env=worker_env,
             )
-            instance.announce(listener.url)
             if given is not None:
                 handover.reap_strangers({record.pid for record in instance.leftovers()})
                 on_listening = None
@@ -289,15 +288,16 @@ async def _serve(
         loop.add_signal_handler(number, stop, number)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
         loop.add_signal_handler(signal.SIGHUP, hang_up)
-    accepting = listener.socket.dup()
+    accepting, url = listener.socket.dup(), listener.url
+    instance.announce(url)  # only now: who reads it may send a signal
     try:
         kept = await application.start(instance.leftovers())
         await instance.clear_leftovers(kept)
         serving = asyncio.ensure_future(server.serve(sockets=[accepting]))
         await server.listening.wait()
-        event(log, "server.listening", url=listener.url)
+        event(log, "server.listening", url=url)
         if on_listening is not None:
-            on_listening(listener.url)
+            on_listening(url)
         await serving
     finally:
         await application.stop()
