@@ -252,6 +252,7 @@ def test_doctor_says_what_is_broken_and_what_to_do(
         '{"pid":0,"url":"http://127.0.0.1:1"}',
         '{"pid":99999999999,"url":""}',
     ],
+    ids=["cut", "init", "ours", "nobody", "too large"],  # the same in every process
 )
 def test_a_lock_file_that_nobody_holds_counts_for_nothing(
     tiny: Path, data: Path, capsys: pytest.CaptureFixture[str], content: str
