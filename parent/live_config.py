@@ -69,6 +69,11 @@ class LiveConfig:
         return self._resolved.models
 
     @property
+    def notes(self) -> list[str]:
+        """What looks like a mistake and is none for certain."""
+        return self._resolved.notes
+
+    @property
     def origins(self) -> dict[str, str]:
         return self._resolved.origins
 

@@ -41,7 +41,7 @@ READING_ORDER: dict[str, list[list[str]]] = {
         ["__main__"],
     ],
     "parent": [
-        ["values"],
+        ["values", "state_table"],
         ["model_options", "settings_file"],
         ["config", "protocols", "bus", "db"],
         ["library", "live_config"],
@@ -103,6 +103,7 @@ PURE = [
     "worker.engine.scheduler",
     "worker.engine.kv_budget",
     "parent.values",
+    "parent.state_table",
     "parent.model_options",
     "parent.config",
     "parent.library.families",

@@ -55,10 +55,12 @@ def _connected(url: str) -> Iterator[str]:
 @contextmanager
 def _own_server(settings: Settings, args: argparse.Namespace) -> Iterator[str]:
     """One for this chat. The model is chosen here, where a question or the progress of a download is seen."""
-    from parent.commands.choosing import choose_model  # here: a chat with a running server never needs it
+    # Here: a chat with a running server never needs them.
+    from parent.commands.choosing import choose_model
+    from parent.commands.finding import library_of
     from parent.commands.session import session_server
 
-    entry = choose_model(settings, yes=False)
+    entry = choose_model(library_of(settings), settings, yes=False)
     with session_server(settings, settings.model or entry.id, args.config) as url:
         yield url
 

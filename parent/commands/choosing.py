@@ -1,23 +1,19 @@
 """The model that `serve` and `chat` mean, and the starter where there is none at all."""
 
 import sys
-from collections.abc import Mapping
 
-from parent.commands.finding import library_of, named
+from parent.commands.finding import named
 from parent.commands.importing import pull
 from parent.commands.terminal import confirm, is_interactive
 from parent.config import Settings
 from parent.library.catalog import ModelEntry
+from parent.library.library import Library
 from parent.library.starter import STARTER
-from parent.model_options import ModelOptions
 from shared.units import format_bytes
 
 
-def choose_model(
-    settings: Settings, *, yes: bool, models: Mapping[str, ModelOptions] | None = None
-) -> ModelEntry:
-    """The model meant by the settings; with none here at all, the starter after a question."""
-    library = library_of(settings, models)
+def choose_model(library: Library, settings: Settings, *, yes: bool) -> ModelEntry:
+    """The model of the library that the settings mean; with none there at all, the starter after a question."""
     if settings.model and (library.entries or settings.model not in (STARTER.alias, STARTER.name)):
         return named(library, settings.model)
     if library.entries:
@@ -28,4 +24,4 @@ def choose_model(
         print(f"mlxd: there is no model yet; fetching the starter, {size}", file=sys.stderr, flush=True)
     else:
         confirm(f"There is no model yet. Fetch the starter, {size}?", yes=False)
-    return pull(settings)
+    return library.add(pull(settings))

@@ -56,15 +56,20 @@ def flags_of(args: argparse.Namespace, **more: str) -> dict[str, str]:
 def resolve(args: argparse.Namespace, **more: str) -> Resolved:
     """The settings as flags, variables and file make them. Notes go to stderr."""
     resolved = load_settings(flags_of(args, **more), os.environ, home=Path.home())
-    for note in resolved.notes:
-        print(f"mlxd: note: {note}", file=sys.stderr)
+    _tell(resolved.notes)
     return resolved
 
 
 def live_of(args: argparse.Namespace, **more: str) -> LiveConfig:
     """The same, for a server: settings that may change while it runs."""
-    resolve(args, **more)  # for its notes
-    return LiveConfig(flags_of(args, **more), os.environ, home=Path.home())
+    live = LiveConfig(flags_of(args, **more), os.environ, home=Path.home())
+    _tell(live.notes)
+    return live
+
+
+def _tell(notes: list[str]) -> None:
+    for note in notes:
+        print(f"mlxd: note: {note}", file=sys.stderr)
 
 
 def settings_of(args: argparse.Namespace, **more: str) -> Settings:

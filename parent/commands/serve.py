@@ -45,7 +45,9 @@ def run(args: argparse.Namespace) -> int:
         leave_with(args.leave_with_fd)
     live = options.live_of(args, **({"model": args.name} if args.name else {}))
     settings = live.settings
-    entry = choose_model(settings, yes=args.yes, models=live.models)
+    library = Library(lambda: live.settings, lambda: live.models)
+    library.scan()
+    entry = choose_model(library, settings, yes=args.yes)
     if entry.error:
         raise refuse(ErrorCode.BAD_CHECKPOINT, f"cannot serve {entry.id}: {entry.error}")
     as_json = {"auto": None, "plain": False, "json": True}[settings.log_format]
@@ -54,9 +56,6 @@ def run(args: argparse.Namespace) -> int:
     if advice := choose(settings).advice:
         print(f"mlxd: note: the worker gets a slow BLAS; {advice}", file=sys.stderr)
     opens = is_desktop(os.environ) and is_interactive() if args.open is None else args.open
-    library = Library(lambda: live.settings, lambda: live.models)
-    library.scan()
-    entry = library.add(entry)
     return serve(
         live,
         library,

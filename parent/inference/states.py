@@ -9,6 +9,8 @@ in a row ends the request; new content in between makes the next loss a first on
 from enum import StrEnum
 from typing import NamedTuple
 
+from parent import state_table
+
 
 class State(StrEnum):
     """Where a request is."""
@@ -89,14 +91,11 @@ def advance(state: State, event: Event, *, first_loss: bool = True) -> State:
 def markdown() -> str:
     """The table for the architecture page."""
     guards = {None: "", True: "first loss since new content", False: "second loss without new content"}
-    lines = ["| from | event | guard | to | effects |", "|---|---|---|---|---|"]
-    before = None
-    for (state, event), rows in TABLE.items():
-        for row in rows:
-            source = f"**{state}**" if state is not before else ""
-            before = state
-            lines.append(f"| {source} | {event} | {guards[row.first_loss]} | {row.target} | {row.note} |")
-    return "\n".join(lines)
+    return state_table.markdown(
+        (state, event, guards[row.first_loss], row.target, row.note)
+        for (state, event), rows in TABLE.items()
+        for row in rows
+    )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
+from parent import state_table
+
 
 class State(StrEnum):
     """Where a job is in its life."""
@@ -154,17 +156,16 @@ def advance(state: State, event: Event, facts: Facts) -> tuple[State, State | No
 
 def markdown() -> str:
     """The table for the architecture page."""
-    lines = ["| from | event | guard | to | effects |", "|---|---|---|---|---|"]
-    before = None
-    for (state, event), rows in TABLE.items():
-        for number, row in enumerate(rows):
-            source = f"**{state}**" if state is not before else ""
-            before = state
-            shown = event if number == 0 else ""
-            verdict = f"verdict = {row.verdict}" if row.verdict else ""
-            effects = " · ".join(part for part in (verdict, row.note) if part)
-            lines.append(f"| {source} | {shown} | {row.guard} | {row.target or 'the verdict'} | {effects} |")
-    return "\n".join(lines)
+
+    def effects(row: Row) -> str:
+        verdict = f"verdict = {row.verdict}" if row.verdict else ""
+        return " · ".join(part for part in (verdict, row.note) if part)
+
+    return state_table.markdown(
+        (state, event, row.guard, row.target or "the verdict", effects(row))
+        for (state, event), rows in TABLE.items()
+        for row in rows
+    )
 
 
 if __name__ == "__main__":

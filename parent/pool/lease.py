@@ -64,9 +64,8 @@ class Lease:
         if failure := self.host.doomed.get(lost.socket_path):
             raise Refused(failure)
         supervisor = self.host.supervisor
-        if (
-            supervisor.client is lost
-        ):  # the worker may be dead and we are first to know; or a connection was cut
+        if supervisor.client is lost:
+            # The worker may be dead and we are first to know; or a connection was cut.
             await supervisor.changed(DEATH_SHOWS_S)
             if failure := self.host.doomed.get(lost.socket_path):
                 raise Refused(failure)

@@ -212,10 +212,6 @@ class Pool:
         slot = self.desk.slots.get(model_id)
         return len(slot.waiting) + len(slot.granted) if slot else 0
 
-    @property
-    def num_outstanding(self) -> int:
-        return len(self._leases)
-
     # ------------------------------------------------------------ decisions
 
     def replan(self) -> None:

@@ -133,10 +133,8 @@ class Roster:
             if host.entry.id in known:
                 self.host(known[host.entry.id])
                 rollout.begin(self._crew, self._desk, host, self.device)
-            elif host.slot.phase in (
-                Phase.LOADING,
-                Phase.READY,
-            ):  # removed on disk: it answers who is here, and goes
+            elif host.slot.phase in _PRESENT:
+                # Removed on disk: it answers who is here, and goes.
                 host.slot.is_pinned, host.slot.kept_since = False, None
                 self._desk.unload(host.slot.model)
 

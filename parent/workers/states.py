@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from parent import state_table
 from parent.workers.restarts import RestartBudget
 from shared.control import ExitCode
 from shared.errors import ErrorCode, Failure
@@ -345,16 +346,11 @@ TABLE: dict[tuple[State, Event], tuple[Row, ...]] = {
 
 def markdown() -> str:
     """The table for the architecture page."""
-    lines = ["| from | event | guard | to | effects |", "|---|---|---|---|---|"]
-    before = None
-    for (state, event), rows in TABLE.items():
-        for number, row in enumerate(rows):
-            source = f"**{state}**" if state is not before else ""
-            before = state
-            effects = " · ".join([*row.effects, *([row.note] if row.note else [])])
-            shown = event if number == 0 else ""
-            lines.append(f"| {source} | {shown} | {row.guard} | {row.target} | {effects} |")
-    return "\n".join(lines)
+    return state_table.markdown(
+        (state, event, row.guard, row.target, " · ".join([*row.effects, *([row.note] if row.note else [])]))
+        for (state, event), rows in TABLE.items()
+        for row in rows
+    )
 
 
 if __name__ == "__main__":
