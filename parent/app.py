@@ -95,6 +95,7 @@ class Application:
             Policy(settings.host, settings.allowed_hosts, platform.node()),
         )
         live.checks.append(lambda resolved: self.pool.roster.check_pins(resolved.settings, resolved.models))
+        live.checks.append(lambda resolved: self.pool.roster.check_names(resolved.models))
         live.on_change.append(self._settings_changed)
 
     def _routes(self) -> list[BaseRoute]:

@@ -147,7 +147,7 @@ class Database:
         return await self._run(self._read_thread, lambda: self._transact(self._reader, "BEGIN", work))
 
     async def close(self) -> None:
-        """What was asked for is written first; then everything is refused (shutting_down)."""
+        """What was asked for is written first; then everything is refused (shutting_down). Never fails."""
         with contextlib.suppress(Refused):
             await asyncio.shield(self._run(self._write_thread, self._checkpoint))
         for thread in (self._read_thread, self._write_thread):
@@ -246,13 +246,18 @@ class Database:
         )
 
     def _checkpoint(self) -> None:
-        if self._writer is not None:
-            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        """The log into the file, where the disk allows; else the next `open` reads it from the log."""
+        try:
+            if self._writer is not None:
+                self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error as error:
+            event(log, "db.not_checkpointed", level=logging.WARNING, file=str(self.path), reason=str(error))
 
     def _shut(self) -> None:
         for db in (self._reader, self._writer):
             if db is not None:
-                db.close()
+                with contextlib.suppress(sqlite3.Error):  # closing the last one checks in what is left
+                    db.close()
         self._reader = self._writer = None
 
     def _refusal(self, error: Exception) -> Refused:

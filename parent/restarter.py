@@ -152,12 +152,15 @@ class Restarter:
                     f"{left} {answers} after {drain_s:g} s; nothing was lost; `mlxd restart --now` cuts them",
                 )
                 return
-            event(log, "server.exec", cut=left)
-            await server.suspend()
         except Exception as error:
             log.exception("server.restart_failed")
             await self._give_up(server, f"a fault of mlxd: {type(error).__name__}: {error}")
             return
+        event(log, "server.exec", cut=left)
+        try:
+            await server.suspend()
+        except Exception:  # half closed we cannot go on; the new image begins afresh
+            log.exception("server.not_suspended")
         try:
             self._execute(server.parked())
         except OSError as error:  # everything is closed, so the only way on is a start from without

@@ -37,11 +37,17 @@ def spec_of(model: str, settings: Settings, environ: Mapping[str, str], home: Pa
 
 def model_of(job: Job) -> str:
     """What was asked for, as it was written; "" where the row is of another version of mlxd, or no pull."""
+    spec = pulled(job)
+    return written(spec) if spec is not None else ""
+
+
+def pulled(job: Job) -> PullRepo | None:
+    """What a pull was asked for; None where the row is of another version of mlxd, or no pull."""
     try:
         spec = kinds.decode_spec(job.spec)
     except msgspec.MsgspecError:
-        return ""
-    return written(spec) if isinstance(spec, PullRepo) else ""
+        return None
+    return spec if isinstance(spec, PullRepo) else None
 
 
 def written(spec: PullRepo) -> str:

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,10 +19,12 @@ import psutil
 
 from parent.db import Database
 from parent.jobs import kinds, retry
+from parent.jobs.pulls import pulled
 from parent.jobs.run import SILENCE_S, run_job
 from parent.jobs.states import Event, IllegalTransition, State
 from parent.jobs.store import Job, Jobs, Owner
 from parent.jobs.view import view
+from parent.library.hf_cache import forget_parts
 from parent.workers.states import Limits
 from shared.errors import ErrorCode, Failure, Refused, refuse
 from shared.jobs import JobDone, JobEvent, JobLog, JobSpec, JobStage, JobStarted
@@ -66,6 +69,7 @@ class JobQueue:
         self._wake = asyncio.Event()
         self._scheduler: asyncio.Task[None] | None = None
         self._admitting: asyncio.Task[Job | None] | None = None
+        self._clearing: set[asyncio.Task[None]] = set()
         self._closing = False
 
     async def start(self) -> None:
@@ -92,7 +96,7 @@ class JobQueue:
             with contextlib.suppress(IllegalTransition, Refused):
                 await self._apply(job_id, Event.YIELDED, error=_encoded(_unavailable(said)))
             self._stop(job_id)
-        await asyncio.gather(*ended, return_exceptions=True)
+        await asyncio.gather(*ended, *self._clearing, return_exceptions=True)
 
     async def submit(self, spec: JobSpec, *, output: str = "", rerun_of: str | None = None) -> Job:
         """Queue a job. Raises `Refused` (conflict) naming the one that is at the same thing."""
@@ -194,6 +198,10 @@ class JobQueue:
         self._publish("job", view(job))
         if job.state is State.DONE:
             self._on_done(job)
+        elif job.state is State.CANCELLED and (spec := pulled(job)) is not None:
+            clearing = asyncio.create_task(asyncio.to_thread(forget_parts, Path(spec.cache_dir), spec.repo))
+            self._clearing.add(clearing)
+            clearing.add_done_callback(self._clearing.discard)
 
 
 class _Run:

@@ -5,6 +5,8 @@ gets its link once it is downloaded whole. `refs/main` holds the commit of the d
 runs, `.mlxd-pulling` beside them holds the commit that is not to be seen yet.
 """
 
+import contextlib
+import fcntl
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -16,6 +18,8 @@ from shared.checkpoint import INDEX, SINGLE
 from shared.files import read_regular
 
 PULLING = ".mlxd-pulling"
+PARTS = ".mlxd-parts"
+_ETAG = re.compile(r"[0-9a-f]{40,64}")
 _SHARD = re.compile(r"model-\d+-of-(\d+)\.safetensors")
 _READ = (".json", ".safetensors", ".jinja", ".model")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
@@ -54,6 +58,19 @@ def _expanded(path: str, home: Path) -> Path:
     if path == "~" or path.startswith("~/"):
         return home / path[2:]
     return Path(path).absolute()
+
+
+def forget_parts(cache: Path, repo: str) -> None:
+    """Remove what pulls of ours have begun of a repository and not ended; nothing while one is at it."""
+    folder = cache / "--".join(["models", *repo.split("/")])
+    parts = folder / PARTS
+    with contextlib.suppress(OSError), (folder / PULLING).open("ab") as marker:
+        fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (folder / PULLING).unlink(missing_ok=True)
+        for etag in parts.read_text(encoding="utf-8").split():
+            if _ETAG.fullmatch(etag):
+                (folder / "blobs" / f"{etag}.incomplete").unlink(missing_ok=True)
+        parts.unlink()
 
 
 def snapshots(cache: Path) -> Iterator[Snapshot]:

@@ -8,8 +8,10 @@ from parent.library.catalog import ModelEntry
 from parent.pool.crew import forgive
 from parent.pool.desk import FOREVER, Phase
 from parent.pool.host import Host
+from parent.pool.plan import hopeless
 from parent.pool.pool import Pool
-from shared.errors import ErrorCode, Failure, refuse
+from parent.workers.states import State
+from shared.errors import ErrorCode, Failure, Refused, refuse
 
 MOST_DOOMED = 16  # sockets that are remembered; a request that was there asks again within a second
 Mode = Literal["drain", "now", "if-idle"]
@@ -18,6 +20,9 @@ Mode = Literal["drain", "now", "if-idle"]
 def load(pool: Pool, entry: ModelEntry, keep_alive_s: float | None = None) -> Host:
     """Load a model without a request, and do not wait for it. Raises `Refused` as a request would be."""
     lease = pool.ask(entry)
+    if (never := hopeless(pool.desk, lease.host.slot)) is not None and lease.host.slot.phase is Phase.ABSENT:
+        lease.release()
+        raise Refused(never)
     configured = lease.host.keep_alive_s or FOREVER
     lease.host.slot.keep_alive_s = configured if keep_alive_s is None else keep_alive_s
     lease.host.slot.kept_since = time.monotonic()
@@ -53,7 +58,7 @@ def unload(pool: Pool, host: Host, mode: Mode) -> None:
     if slot.is_pinned:
         raise refuse(ErrorCode.CONFLICT, f"{slot.model} is pinned; take the pin away first")
     slot.kept_since, host.comes_back = None, False
-    if slot.phase is Phase.REFUSED:
+    if host.supervisor.state in (State.FAILED, State.EXHAUSTED):
         host.supervisor.unwant()  # its failure is forgotten
     if mode == "now" and slot.phase in (Phase.LOADING, Phase.READY, Phase.LEAVING):
         _cut(pool, host)

@@ -33,6 +33,7 @@ class Roster:
         self.settings = settings
         self.default = default
         self.hosts: dict[str, Host] = {}
+        self._missing: set[str] = set()  # models that have a host and were not on disk at the last look
         self._desk = desk
         self._crew = crew
 
@@ -132,11 +133,27 @@ class Roster:
         for host in list(self.hosts.values()):
             if host.entry.id in known:
                 self.host(known[host.entry.id])
+                if host.entry.id in self._missing and host.slot.phase is Phase.REFUSED:
+                    forgive(self._desk, host, time.monotonic())  # it is back, with the files it had
                 rollout.begin(self._crew, self._desk, host, self.device)
             elif host.slot.phase in _PRESENT:
                 # Removed on disk: it answers who is here, and goes.
                 host.slot.is_pinned, host.slot.kept_since = False, None
                 self._desk.unload(host.slot.model)
+        self._missing = set(self.hosts) - set(known)
+
+    def check_names(self, options: dict[str, ModelOptions]) -> None:
+        """Raises `Refused` (invalid_request) where an alias is the id of another model, which it would never mean."""
+        entries = self.library.entries
+        ids, told = {entry.id for entry in entries}, Names(entries, options).options_of
+        for entry in entries:
+            for alias in told[entry.id].aliases:
+                if alias in ids and alias != entry.id:
+                    raise refuse(
+                        ErrorCode.INVALID_REQUEST,
+                        f"{alias!r} cannot be an alias of {entry.id}: it is the id of another model; choose another",
+                        param=f"models.{entry.id}.aliases",
+                    )
 
     def check_pins(self, settings: Settings, options: dict[str, ModelOptions]) -> None:
         """Raises `Refused` (cannot_fit) with the numbers when the models pinned there are more than the budget."""

@@ -187,7 +187,7 @@ class Lifecycle:
                 if signal.event is not Event.HEARTBEAT:
                     self.deadline_at = min(now + limits.load_stall_s, self.since + limits.load_total_s)
             case State.READY:
-                self.half_open = False
+                self.half_open, self.permanent = False, None  # what it failed of before is mended
                 self.deadline_at = None  # the watchdog's business
             case State.DRAINING:
                 if came_from is not self.state:
@@ -205,8 +205,10 @@ class Lifecycle:
                     self.deadline_at = self.half_open_at
                 elif signal.event is Event.DEADLINE:
                     self.deadline_at = None  # half-open: the next who wants it makes it try
-            case State.ABSENT | State.FAILED:
+            case State.FAILED:
                 self.deadline_at = None
+            case State.ABSENT:
+                self.deadline_at, self.permanent = None, None  # the next who wants it begins anew
 
     def _climb(self, row: "Row", now: float, arrived: bool) -> None:
         """The stop ladder: asked (a hung worker for its stacks), terminated, killed, and killed again."""

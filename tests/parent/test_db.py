@@ -193,6 +193,18 @@ def test_a_full_disk_is_a_refusal_and_what_fits_later_is_written(tmp_path: Path)
     assert using(tmp_path, work) == ["before", "after"]
 
 
+def test_closing_does_not_fail_where_the_log_cannot_be_checked_in(tmp_path: Path) -> None:
+    def forbid(connection: sqlite3.Connection) -> None:
+        connection.set_authorizer(lambda action, *_: int(action == sqlite3.SQLITE_PRAGMA))
+
+    async def work(db: Database) -> None:
+        await db.write(put("before"))
+        await db.write(forbid)
+
+    using(tmp_path, work)
+    assert using(tmp_path, lambda db: db.read(texts)) == ["before"]
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / NAME).mkdir()
     with pytest.raises(Refused, match=str(tmp_path / NAME)):

@@ -1,5 +1,7 @@
 """What is asked of a model's stay: load, unload, restart, keep-alive, pins, and files that come and go."""
 
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -136,6 +138,47 @@ def test_pool_unload_forgets_a_failure(tmp_path: Path) -> None:
         gone = server.http.post("/v1/models/b/unload", json={"wait": True})
         assert (gone.status_code, gone.json()["state"]) == (200, "absent")
         write_model(tmp_path / "b", {})
+        assert ask(server, "b") == expected("hi")
+
+
+def test_pool_a_forgotten_failure_does_not_come_back_with_a_later_death(tmp_path: Path) -> None:
+    with served(tmp_path, {}, {"b": {"fatal": "bad_checkpoint"}}) as server:
+        assert server.ask(model="b").status_code == 503
+        server.http.post("/v1/models/b/unload", json={"wait": True})
+        write_model(tmp_path / "b", {"tokens": 30, "ms_per_token": 20})
+        assert ask(server, "b") == expected("hi", 30)
+        with ThreadPoolExecutor() as threads:
+            running = threads.submit(server.ask, "long", model="b", stream=True)
+            until(lambda: len(server.journal("request", "b")) == 2, "the stream to run")
+            os.kill(server.running()["b"]["pid"], signal.SIGKILL)
+            assert content(running.result().text) == expected("long", 30)
+
+
+def test_pool_unload_of_a_failed_model_whose_files_have_changed_ends_at_once(tmp_path: Path) -> None:
+    with served(tmp_path, {}, {"b": {"fatal": "bad_checkpoint"}}) as server:
+        assert server.ask(model="b").status_code == 503
+        config = tmp_path / "b" / "config.json"
+        config.write_text(config.read_text() + "\n")
+        server.http.get("/v1/models")  # the change is seen
+        gone = server.http.post("/v1/models/b/unload", json={"wait": True})
+        assert (gone.status_code, gone.json()["state"], gone.json()["phase"]) == (200, "absent", "absent")
+
+
+def test_pool_a_model_that_vanished_while_it_was_waited_for_is_served_once_it_is_back(tmp_path: Path) -> None:
+    slow = {"tokens": 60, "ms_per_token": 20}
+    with served(tmp_path, slow, {"b": {"fatal": "bad_checkpoint"}}, max_resident=1) as server:
+        server.wait_state("ready")
+        with ThreadPoolExecutor() as threads:
+            running = threads.submit(server.ask, "long", stream=True)
+            server.wait_journal("request")
+            waiting = threads.submit(server.ask, model="b")
+            until(lambda: server.engine()["waiting"], "b to be waited for")
+            (tmp_path / "b").rename(tmp_path / "gone")
+            assert content(running.result().text) == expected("long", 60)
+            assert waiting.result().status_code in (404, 503)
+        assert server.ask(model="b").status_code == 404
+        (tmp_path / "gone" / "fake.json").write_text("{}")  # which is none of the model's files
+        (tmp_path / "gone").rename(tmp_path / "b")
         assert ask(server, "b") == expected("hi")
 
 

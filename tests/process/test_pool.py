@@ -102,6 +102,10 @@ def test_pool_what_can_never_fit_is_refused_with_the_numbers(tmp_path: Path) -> 
             message = answer.json()["error"]["message"]
             assert "huge needs 99" in message
             assert "memory_budget_bytes" in message
+        for wait in (False, True):
+            answer = server.http.post("/v1/models/huge/load", json={"wait": wait})
+            assert answer.status_code == 507
+            assert "huge needs 99" in answer.json()["error"]["message"]
 
 
 def test_swap_news_reach_waiting_streams_as_comments(tmp_path: Path) -> None:
@@ -124,6 +128,10 @@ def test_pool_profiles_share_one_worker_and_names_are_told_truly(tmp_path: Path)
         assert ask(server, "b:brief") == expected("hi", 3)
         assert len(server.journal("spawned", "b")) == 1
         assert server.ask(model="b:verbose").status_code == 404
+        taken = server.http.patch("/admin/config", json={"models": {"b": {"aliases": [M]}}})
+        assert (taken.status_code, taken.json()["error"]["param"]) == (400, "models.b.aliases")
+        assert "the id of another model" in taken.json()["error"]["message"]
+        assert ask(server, "small") == expected("hi")
 
 
 def test_pool_a_fallback_is_opt_in_and_named(tmp_path: Path) -> None:

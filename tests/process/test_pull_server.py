@@ -184,6 +184,21 @@ def test_asking_again_resumes_what_is_paused_and_names_what_runs(tmp_path: Path)
         assert server.pull() != job_id
 
 
+def test_a_paused_pull_whose_revision_has_moved_leaves_nothing_of_the_old_one(tmp_path: Path) -> None:
+    with Hub({REPO: files()}) as hub, serving(tmp_path, hub) as server:
+        hub.hold[WEIGHTS] = 300_000
+        job_id = server.pull()
+        held(hub, tmp_path)
+        server.ask("POST", f"/admin/pulls/{job_id}/pause")
+        server.wait(job_id, "paused")
+        assert list(cache_of(tmp_path).rglob("*.incomplete"))
+        hub.hold.clear()
+        hub.repos[REPO] = {**files(), WEIGHTS: files(700_000)[WEIGHTS]}
+        server.ask("POST", f"/admin/pulls/{job_id}/resume")
+        server.wait(job_id, "done")
+        assert not list(cache_of(tmp_path).rglob("*.incomplete"))
+
+
 def test_cancel_ends_the_job_and_keeps_what_is_verified(tmp_path: Path) -> None:
     with Hub({REPO: files()}) as hub, serving(tmp_path, hub) as server:
         hub.hold[WEIGHTS] = 300_000
@@ -194,6 +209,8 @@ def test_cancel_ends_the_job_and_keeps_what_is_verified(tmp_path: Path) -> None:
         assert job["ended_at"] is not None
         assert (cache_of(tmp_path) / "blobs" / git_hash(files()["tokenizer.json"])).exists()
         assert not (cache_of(tmp_path) / "snapshots").exists()
+        until(lambda: not list(cache_of(tmp_path).rglob("*.incomplete")), "the half file to be gone")
+        assert not (cache_of(tmp_path) / ".mlxd-parts").exists()
         assert server.ask("DELETE", f"/admin/pulls/{job_id}", 409)["error"]["code"] == "conflict"
         assert server.ask("POST", f"/admin/pulls/{job_id}/resume", 409)["error"]["code"] == "conflict"
 

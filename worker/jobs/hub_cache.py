@@ -21,6 +21,7 @@ from shared.units import format_bytes
 from worker.jobs.hub import RemoteFile, Repository
 
 MARKER = ".mlxd-pulling"
+PARTS = ".mlxd-parts"
 _LOCK_WAIT_S = 2.0  # a worker whose parent was killed needs a moment to follow it
 
 
@@ -33,6 +34,7 @@ class RepoCache:
         self.folder = self.root / name
         self.blobs = self.folder / "blobs"
         self._locks = self.root / ".locks" / name
+        self._parts = self.folder / PARTS
 
     def blob(self, file: RemoteFile) -> Path:
         """Where its content is, once it is verified."""
@@ -47,6 +49,18 @@ class RepoCache:
         if _size(self.blob(file)) == file.size:
             return 0
         return max(file.size - _size(self.part(file)), 0)
+
+    def began(self, file: RemoteFile) -> None:
+        """Remember that its part is ours, so that it can be cleared away when nobody wants it any more."""
+        if file.etag not in _lines(self._parts):
+            with self._parts.open("a", encoding="utf-8") as parts:
+                parts.write(f"{file.etag}\n")
+
+    def clear_parts(self) -> None:
+        """Remove what is left of files that pulls of ours have begun and none has ended."""
+        for etag in _lines(self._parts):
+            (self.blobs / f"{etag}.incomplete").unlink(missing_ok=True)
+        self._parts.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def pulling(self, commit: str) -> Iterator[None]:
@@ -141,6 +155,13 @@ def disk_refusal(error: OSError, cache: RepoCache) -> Refused:
         return refuse(ErrorCode.DISK_FULL, f"the disk of {cache.root} is full; make room, and pull again")
     place = error.filename or cache.root
     return refuse(ErrorCode.FORBIDDEN, f"cannot write {place}: {error.strerror or error}; see to its rights")
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").split()
+    except OSError:
+        return []
 
 
 def _size(path: Path) -> int:

@@ -43,6 +43,7 @@ def run(spec: PullRepo, ctx: JobContext) -> JobDone:
             pull.check_present()
             pull.download()
             snapshot = cache.publish(repository, spec.revision)
+            cache.clear_parts()
     except OSError as error:
         raise disk_refusal(error, cache) from None
     size = format_bytes(sum(file.size for file in repository.files))
@@ -124,6 +125,7 @@ class _Pull:
 
     def _receive(self, file: RemoteFile) -> str:
         """The rest of the file, over as many connections as bring something. Returns the hash of it all."""
+        self.cache.began(file)
         with self.cache.part(file).open("a+b") as out:
             digest = _digest(file)
             out.seek(0)
