@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from shared import model_config
+from shared import kv_layout, model_config
 from shared.errors import ErrorCode, Refused, refuse
 from shared.files import open_regular, read_regular
 from shared.tensor_headers import TensorInfo, read_header
@@ -86,12 +86,14 @@ def tensors_of(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
 
 def kv_bytes_per_token(checkpoint: Checkpoint, elem_bytes: float = 2) -> int:
     """Bytes one more token costs while it is inside every window; see `kv_bytes` for the cap."""
-    return model_config.kv_bytes(checkpoint.config, 1, elem_bytes)
+    return kv_layout.kv_bytes(checkpoint.config, 1, elem_bytes) - kv_layout.kv_bytes(
+        checkpoint.config, 0, elem_bytes
+    )
 
 
 def kv_bytes(checkpoint: Checkpoint, tokens: int, elem_bytes: float = 2) -> int:
     """Bytes of KV for `tokens` tokens, sliding layers capped at their window."""
-    return model_config.kv_bytes(checkpoint.config, tokens, elem_bytes)
+    return kv_layout.kv_bytes(checkpoint.config, tokens, elem_bytes)
 
 
 def quantization_label(config: dict[str, Any]) -> str:

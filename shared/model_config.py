@@ -1,4 +1,4 @@
-"""One spelling for every `config.json`, and what a model's KV cache costs, from its config alone.
+"""One spelling for every `config.json`.
 
 Two dialects are in the wild: transformers 5 (`rope_parameters`, `dtype`) and everything before it
 (`rope_theta` + `rope_scaling`, `torch_dtype`); multimodal models nest the text model in `text_config`. The
@@ -6,10 +6,8 @@ rules are those of transformers 5.24 (`modeling_rope_utils.RotaryEmbeddingConfig
 project looks at a raw config.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-import msgspec
 
 Config = dict[str, Any]
 
@@ -32,8 +30,6 @@ _FAMILY_DEFAULTS: Mapping[str, Config] = {
         },
     },
 }
-# Families whose `sliding_window` holds for every layer, unless `layer_types` says otherwise.
-_WINDOW_EVERYWHERE = frozenset({"mistral", "ministral3"})
 _ATTENTION_TYPES = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 _NEEDS_ORIGINAL = frozenset({"llama3", "yarn", "longrope"})
 
@@ -129,54 +125,3 @@ def _rope_of(config: Config, given: Config) -> Config:
         elif "max_position_embeddings" in config:
             rope.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
     return rope
-
-
-# ---------------------------------------------------------------- the KV cache
-
-
-class LayerKv(msgspec.Struct, frozen=True):
-    """What one layer keeps per token. `window`: the most tokens it attends to, 0 = all of them."""
-
-    num_kv_heads: int
-    head_dim: int
-    window: int = 0
-
-
-def kv_layers(config: Config) -> list[LayerKv]:
-    """One entry per attention layer of a llama-like model, from its normalised config."""
-    count = config.get("num_hidden_layers", 0)
-    layer_types = config.get("layer_types") or []
-    window = config.get("sliding_window", 0)
-    family = config.get("text_model_type", config.get("model_type"))
-    if len(layer_types) == count:
-        windows = [window if kind == "sliding_attention" else 0 for kind in layer_types]
-    else:
-        windows = [window if family in _WINDOW_EVERYWHERE else 0] * count
-    heads, dim = config.get("num_key_value_heads", 0), config.get("head_dim", 0)
-    return [LayerKv(heads, dim, each) for each in windows]
-
-
-def kv_bytes(config: Config, tokens: int, elem_bytes: float = 2) -> int:
-    """Bytes of keys and values for `tokens` tokens; sliding layers never hold more than their window."""
-    total = 0.0
-    for layer in kv_layers(config):
-        held = min(tokens, layer.window) if layer.window else tokens
-        total += 2 * layer.num_kv_heads * layer.head_dim * held * elem_bytes
-    return int(total)
-
-
-KV_STEP = 256
-"""Tokens by which the buffers of a KV cache grow."""
-
-
-def kv_room(layers: Sequence[LayerKv], tokens: int, chunk: int, elem_bytes: float = 2) -> int:
-    """Bytes of the buffers that a worker holds for a row of `tokens` tokens, prefilled `chunk` at a time.
-
-    More than `kv_bytes`: buffers grow by `KV_STEP`, and while a chunk is attended a sliding layer holds the window
-    before it as well.
-    """
-    total = 0.0
-    for layer in layers:
-        held = min(tokens, layer.window - 1 + chunk) if layer.window else tokens
-        total += 2 * layer.num_kv_heads * layer.head_dim * (-(-held // KV_STEP) * KV_STEP) * elem_bytes
-    return int(total)

@@ -21,7 +21,7 @@ MAX_LINES = 500
 READING_ORDER: dict[str, list[list[str]]] = {
     "shared": [
         ["version", "units", "ndjson", "logs", "errors", "files"],
-        ["wire", "jobs", "asgi", "model_config", "tensor_headers"],
+        ["wire", "jobs", "asgi", "model_config", "kv_layout", "tensor_headers"],
         ["control", "checkpoint"],
     ],
     "worker": [
@@ -29,7 +29,7 @@ READING_ORDER: dict[str, list[list[str]]] = {
         ["cache"],
         ["weights"],
         ["models"],
-        ["engine.sequence", "engine.kv_budget"],
+        ["engine.sequence", "engine.kv_budget", "engine.pace"],
         ["engine.scheduler", "engine.sampling"],
         ["engine.runner"],
         ["engine.engine"],
@@ -94,6 +94,7 @@ PURE = [
     "shared.control",
     "shared.checkpoint",
     "shared.model_config",
+    "shared.kv_layout",
     "shared.tensor_headers",
     "worker.text.detokenizer",
     "worker.text.stops",
@@ -102,6 +103,7 @@ PURE = [
     "worker.engine.sequence",
     "worker.engine.scheduler",
     "worker.engine.kv_budget",
+    "worker.engine.pace",
     "parent.values",
     "parent.state_table",
     "parent.model_options",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from shared.checkpoint import Checkpoint, inspect
 from shared.control import LaunchModel
 from shared.errors import ErrorCode, refuse
-from shared.model_config import kv_layers
+from shared.kv_layout import kv_layers
 from shared.units import format_bytes
 from worker.engine.engine import Engine, Loaded
 from worker.engine.kv_budget import KvBudget

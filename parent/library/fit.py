@@ -12,7 +12,7 @@ import msgspec
 from parent.library.catalog import ModelEntry
 from parent.library.machine import Device
 from shared.errors import ErrorCode, refuse
-from shared.model_config import kv_bytes
+from shared.kv_layout import kv_bytes
 from shared.units import format_bytes
 
 FLOAT_BYTES = 4  # mlx's CPU backend runs in float32; elsewhere this errs on the safe side

@@ -7,7 +7,7 @@ from parent.library.fit import bill as fit_bill
 from parent.library.machine import Device
 from parent.pool.ledger import Bill
 from shared.control import LaunchModel
-from shared.model_config import kv_layers, kv_room
+from shared.kv_layout import kv_layers, kv_room
 
 ORDINARY = 4096  # tokens of a request that any loaded model has to be able to take
 GENEROUS = 32768  # tokens of the longest request that is provided for where there is room

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from shared.model_config import kv_layers, normalise
+from shared.kv_layout import kv_layers
+from shared.model_config import normalise
 
 BASE = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
 LINEAR = {"rope_type": "linear", "factor": 2.0}

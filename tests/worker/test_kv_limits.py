@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import ErrorCode, Refused
-from shared.model_config import KV_STEP
+from shared.kv_layout import KV_STEP
 from shared.wire import Event, GenerateRequest, Prefill, Sampling, Started, TokenPrompt
 from tests.oracles.checkpoints import write_case
 from tests.worker.asking import GREEDY, WARM, ask, finish, ids, request, run, served, text

@@ -25,7 +25,7 @@ from worker.cache.prefix import Entry, PrefixCache
 
 log = logging.getLogger("cache")
 
-FORMAT = 1
+FORMAT = 2
 """To be raised when the meaning of a file changes: older ones are then other models' to us."""
 
 SPILL_S = 10.0

@@ -7,7 +7,7 @@ and the hash is compared, when the entry is first used. A file appears whole or 
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,8 @@ def arrays_of(caches: list[Any]) -> dict[str, mx.array]:
     for place, cache in enumerate(caches):
         cut = cache.clone()
         cut.cut()
-        arrays[f"{place}.keys"], arrays[f"{place}.values"] = cut.arrays()
+        for number, array in enumerate(cut.arrays()):
+            arrays[f"{place}.{number}"] = array
     return arrays
 
 
@@ -108,10 +109,10 @@ def describe(path: Path) -> tuple[About, int]:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             about = _about.decode(_header.decode(file.read(length)).metadata.get(_KEY, ""))
-        about.empty_caches()
-        for place, state in enumerate(about.layers):
-            shapes = [tensors[f"{place}.{name}"].shape for name in ("keys", "values")]
-            if any(len(shape) != 4 or shape[2] != state.offset - state.start for shape in shapes):
+        names = _names(tensors)
+        for place, (state, cache) in enumerate(zip(about.layers, about.empty_caches(), strict=True)):
+            shapes = [list(tensors[name].shape) for name in names.get(place, [])]
+            if not cache.holds(shapes):
                 raise Damaged(f"layer {place} has arrays of {shapes}")
             if state.offset != len(about.ids):
                 raise Damaged(f"layer {place} holds {state.offset} tokens of {len(about.ids)}")
@@ -138,8 +139,18 @@ def fill(path: Path, caches: list[Any]) -> None:
         mx.eval(list(arrays.values()))
     except RuntimeError as error:
         raise Damaged(f"it cannot be read ({str(error).splitlines()[0]})") from None
+    names = _names(arrays)
     for place, cache in enumerate(caches):
-        cache.fill(arrays[f"{place}.keys"], arrays[f"{place}.values"])
+        cache.fill([arrays[name] for name in names.get(place, [])])
+
+
+def _names(tensors: Iterable[str]) -> dict[int, list[str]]:
+    """The tensors of each layer, in order. Raises ValueError for a name that is none of ours."""
+    found: dict[int, list[tuple[int, str]]] = {}
+    for name in tensors:
+        place, _, number = name.partition(".")
+        found.setdefault(int(place), []).append((int(number), name))
+    return {place: [name for _, name in sorted(entries)] for place, entries in found.items()}
 
 
 class _Writer:

@@ -11,7 +11,8 @@ from typing import Any, Literal, Protocol
 import mlx.core as mx
 import msgspec
 
-from shared.model_config import KV_STEP as STEP
+from shared.kv_layout import KV_STEP as STEP
+from shared.kv_layout import LayerKv
 
 _async_eval: Any = mx.async_eval  # mlx leaves it untyped
 
@@ -24,7 +25,7 @@ class LayerState(msgspec.Struct, frozen=True, omit_defaults=True):
     `offset`: tokens seen; the arrays hold those from `start` on.
     """
 
-    kind: Literal["full", "rotating"]
+    kind: Literal["full", "rotating", "recurrent"]
     offset: int
     start: int = 0
     window: int = 0
@@ -45,7 +46,8 @@ class LayerCache(Protocol):
     def compact(self) -> None: ...
     def arrays(self) -> list[mx.array]: ...
     def state(self) -> LayerState: ...
-    def fill(self, keys: mx.array, values: mx.array) -> None: ...
+    def fill(self, arrays: list[mx.array]) -> None: ...
+    def holds(self, shapes: list[list[int]]) -> bool: ...
     @property
     def nbytes(self) -> int: ...
 
@@ -95,9 +97,13 @@ class FullKV:
         """For `empty_like`."""
         return LayerState("full", self.offset)
 
-    def fill(self, keys: mx.array, values: mx.array) -> None:
+    def fill(self, arrays: list[mx.array]) -> None:
         """Take the arrays of a cache of the same state, cut."""
-        self.keys, self.values = keys, values
+        self.keys, self.values = arrays
+
+    def holds(self, shapes: list[list[int]]) -> bool:
+        """Whether arrays of these shapes can be those of a cache of this state, cut."""
+        return _are_of(shapes, self.offset)
 
     def compact(self) -> None:
         """Give back the room for tokens to come, where it is worth a copy."""
@@ -185,9 +191,13 @@ class RotatingKV:
         """For `empty_like`."""
         return LayerState("rotating", self.offset, self.start, self.window)
 
-    def fill(self, keys: mx.array, values: mx.array) -> None:
+    def fill(self, arrays: list[mx.array]) -> None:
         """Take the arrays of a cache of the same state, cut."""
-        self.keys, self.values = keys, values
+        self.keys, self.values = arrays
+
+    def holds(self, shapes: list[list[int]]) -> bool:
+        """Whether arrays of these shapes can be those of a cache of this state, cut."""
+        return _are_of(shapes, self.offset - self.start)
 
     def compact(self) -> None:
         """Give back the room for tokens to come, where it is worth a copy."""
@@ -214,10 +224,85 @@ class RotatingKV:
         return max(0, self.offset - (self.window - 1))
 
 
+class RecurrentState:
+    """What a recurrent layer knows of all tokens before: arrays of a fixed size, the same for every length.
+
+    The layer reads `states` and puts others in their place with `advance`; it never writes into one, so that clones
+    share them. There is no way back to an earlier token.
+    """
+
+    __slots__ = ("offset", "planned", "states")
+
+    def __init__(self) -> None:
+        self.states: list[mx.array] = []
+        self.offset = 0
+        self.planned = 0
+
+    def advance(self, length: int, states: list[mx.array]) -> None:
+        """The states after `length` more tokens."""
+        self.states = states
+        self.offset += length
+
+    def update(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        raise TypeError("a recurrent layer has no keys and values")
+
+    def mask(self, length: int) -> Mask:
+        return None
+
+    def can_trim(self, count: int) -> bool:
+        return count == 0
+
+    def trim(self, count: int) -> None:
+        """Raises ValueError for any but no tokens."""
+        if count:
+            raise ValueError(f"cannot trim {count} tokens of a recurrent state")
+
+    def cut(self) -> None:
+        """Nothing: there is no room for tokens to come."""
+
+    def compact(self) -> None:
+        """Nothing."""
+
+    def clone(self) -> "RecurrentState":
+        other = RecurrentState()
+        other.states, other.offset, other.planned = list(self.states), self.offset, self.planned
+        return other
+
+    def arrays(self) -> list[mx.array]:
+        return list(self.states)
+
+    def state(self) -> LayerState:
+        """For `empty_like`."""
+        return LayerState("recurrent", self.offset)
+
+    def fill(self, arrays: list[mx.array]) -> None:
+        """Take the states of a cache of the same state."""
+        self.states = list(arrays)
+
+    def holds(self, shapes: list[list[int]]) -> bool:
+        """Whether arrays of these shapes can be the states."""
+        return all(shape and shape[0] == 1 for shape in shapes)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in self.states)
+
+
+def make_cache(layer: LayerKv) -> LayerCache:
+    """An empty cache of a layer."""
+    if layer.is_recurrent:
+        return RecurrentState()
+    return RotatingKV(layer.window) if layer.window else FullKV()
+
+
 def empty_like(state: LayerState) -> LayerCache:
     """A cache of this state, whose arrays are still to be filled in. Raises ValueError for one that cannot be."""
-    if not 0 <= state.start <= state.offset or (state.kind == "full" and state.start):
+    if not 0 <= state.start <= state.offset or (state.kind != "rotating" and state.start):
         raise ValueError(f"a {state.kind} cache of tokens {state.start} to {state.offset}")
+    if state.kind == "recurrent":
+        recurrent = RecurrentState()
+        recurrent.offset = state.offset
+        return recurrent
     if state.kind == "full":
         full = FullKV()
         full.offset = state.offset
@@ -225,6 +310,10 @@ def empty_like(state: LayerState) -> LayerCache:
     rotating = RotatingKV(state.window)
     rotating.offset, rotating.start = state.offset, state.start
     return rotating
+
+
+def _are_of(shapes: list[list[int]], tokens: int) -> bool:
+    return len(shapes) == 2 and all(len(shape) == 4 and shape[2] == tokens for shape in shapes)
 
 
 def _rounded(tokens: int) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from shared.wire import FinishReason, WorkerStats
 from worker.engine.kv_budget import KvBudget
+from worker.engine.pace import Pace
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, Status
 
@@ -23,9 +24,6 @@ T = TypeVar("T")
 CLEAR_EVERY = 256
 """Steps between two releases of mlx's allocator cache (mlx-lm's cadence)."""
 
-SHORT_CHUNK = 8
-"""A prefill chunk below this part of a whole one says nothing about how long a whole one takes."""
-
 
 @dataclass(slots=True)
 class Output:
@@ -37,32 +35,6 @@ class Output:
     reused: int = 0  # with `admitted`: prompt tokens from the prefix cache
     prefilled: int | None = None  # prompt tokens in the KV cache now
     finish: FinishReason | None = None
-
-
-class Pace:
-    """How long steps take, for whoever has to tell a long one from one that hangs.
-
-    `slowest_s` is the longest so far, a chunk of prefill counted as a whole one. The first step of each kind may
-    compile and is left out. 0 until a chunk was measured: decoding alone says little about prefill.
-    """
-
-    def __init__(self) -> None:
-        self.slowest_s = 0.0
-        self._slowest_decode_s = 0.0
-        self._decoded = self._prefilled = False
-
-    def step(self, took_s: float, num_prefill: int, chunk: int) -> None:
-        """A step was waited for; `num_prefill` of a chunk's tokens were in it."""
-        if num_prefill == 0:
-            if self._decoded:
-                self._slowest_decode_s = max(self._slowest_decode_s, took_s)
-            self._decoded = True
-        elif num_prefill * SHORT_CHUNK >= chunk:
-            if self._prefilled:
-                self.slowest_s = max(self.slowest_s, took_s * max(1.0, chunk / num_prefill))
-            self._prefilled = True
-        if self.slowest_s:
-            self.slowest_s = max(self.slowest_s, self._slowest_decode_s)
 
 
 OnOutputs = Callable[[list[Output]], None]
@@ -100,6 +72,7 @@ class Engine:
         self._tokens = 0
         self._pace = Pace()
         self._step_began: float | None = None
+        self._finished_at = 0.0
         self._memory = (0, 0, 0)
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._thread.start()
@@ -230,12 +203,12 @@ class Engine:
         assert self._scheduler is not None
         model, scheduler = self._loaded.model, self._scheduler
         pending: runner.Pending | None = None
-        unread = 0  # tokens of prefill in what is waited for next
         while True:
             if not self._take(wait=False):
                 return
             outputs = [output for sequence in scheduler.admit() for output in self._admit(sequence)]
-            step = scheduler.schedule()
+            chunk = scheduler.prefill_chunk
+            step = scheduler.schedule(self._pace.budget(chunk) if scheduler.has_decode else chunk)
             for old, again in step.preempted:
                 self._sequences[old.id] = again
                 self._keep(old)
@@ -248,25 +221,27 @@ class Engine:
             self._step_began = time.monotonic()
             self._emit(outputs)
             begun = runner.run(model, step) if step else None
-            waited = pending is not None
             if pending is not None:
-                self._emit(self._update(pending))
-            if begun is not None and begun.chunk:  # its rows' tokens come first, then the chunk is awaited
-                self._emit(self._update(begun))
-                runner.wait(begun)
+                self._finish(pending)
+            if (
+                begun is not None and begun.chunk
+            ):  # nothing is built on a prompt that is not through: see design.md
+                self._finish(begun)
                 begun = None
-                unread += step.num_prefill
-                waited = True
-            if step.prefill is not None:
-                self._emit([Output(step.prefill.id, prefilled=step.prefill.num_cached)])
-                self._chunks += 1
-            if waited:
-                self._pace.step(time.monotonic() - self._step_began, unread, scheduler.prefill_chunk)
-                unread = 0
-            if begun is not None:
-                unread += step.num_prefill
+            self._emit([Output(row.id, prefilled=row.num_cached) for row, _ in step.prefill])
+            self._chunks += len(step.prefill)
             pending = begun
             self._count()
+
+    def _finish(self, pending: "Pending") -> None:
+        """Wait for a step, and hand its tokens out."""
+        assert self._scheduler is not None
+        self._emit(self._update(pending))
+        pending.settle()
+        now = time.monotonic()
+        took_s = now - max(pending.begun_at, self._finished_at)
+        self._pace.step(took_s, pending.num_prefill, self._scheduler.prefill_chunk, decoded=pending.decoded)
+        self._finished_at = now
 
     def _admit(self, sequence: Sequence) -> list[Output]:
         """Give a new row its caches, from the prefix cache as far as that goes; one token is left to run.

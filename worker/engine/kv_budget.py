@@ -7,7 +7,7 @@ grow in steps, so what is promised here is never less than what a row's caches r
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.model_config import KV_STEP, LayerKv, kv_room
+from shared.kv_layout import KV_STEP, LayerKv, kv_room
 
 BLOCK = KV_STEP
 """Tokens by which the promise of a growing row grows."""

@@ -1,8 +1,9 @@
 """One forward pass of a step; the only caller of the model. Graphs stay lazy, nothing is read here.
 
-Rows run one after the other inside one evaluation: a step is one call of `mx.async_eval`, whatever its rows.
+All tokens of a step, those of decoding rows and pieces of prompts, are one pass and one `mx.async_eval`.
 """
 
+import time
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import mlx.core as mx
 from worker.engine.sampling import sample
 from worker.engine.scheduler import Step
 from worker.engine.sequence import Sequence
+from worker.layers.batch import Batch
 
 _async_eval: Any = mx.async_eval  # mlx leaves it untyped
 
@@ -19,54 +21,58 @@ _async_eval: Any = mx.async_eval  # mlx leaves it untyped
 class Pending:
     """A step under evaluation: the rows that get a token, the array [rows] that will hold the tokens,
 
-    and the KV arrays of a prefill chunk that samples nothing.
+    and the arrays of the caches of rows that are still in prefill.
     """
 
+    num_prefill: int
+    decoded: bool
     rows: list[Sequence] = field(default_factory=list)
     tokens: mx.array | None = None
     chunk: list[mx.array] = field(default_factory=list)
+    begun_at: float = field(default_factory=time.monotonic)
 
     def read(self) -> list[int]:
         """The tokens, one a row; waits for them."""
         return [] if self.tokens is None else cast(list[int], self.tokens.tolist())
 
+    def settle(self) -> None:
+        """Wait for the chunks, and give the memory of their intermediate arrays back."""
+        if self.chunk:
+            mx.eval(self.chunk)
+            mx.clear_cache()
+
 
 def run(model: Any, step: Step) -> Pending:
-    """Build the graph of `step` and start its evaluation; decoding rows are evaluated first."""
-    pending = Pending()
-    drawn: list[mx.array] = []
-    for row in step.decode:
-        drawn.append(_sampled(model, row, row.token))
-        pending.rows.append(row)
-    if step.prefill is not None:
-        row = step.prefill
+    """Build the graph of `step` and start its evaluation."""
+    pending = Pending(step.num_prefill, bool(step.decode))
+    ids: list[mx.array] = [row.token for row in step.decode]
+    parts: list[tuple[list[Any], int]] = [(row.caches or [], 1) for row in step.decode]
+    places = list(range(len(step.decode)))
+    pending.rows += step.decode
+    for row, count in step.prefill:
         end = row.num_cached
-        ids = mx.array([list(row.prompt[end - step.num_prefill : end])], dtype=mx.int32)
         if row.num_to_prefill == 0:
-            drawn.append(_sampled(model, row, ids))
+            places.append(len(parts))
             pending.rows.append(row)
-    if drawn:
-        pending.tokens = mx.concatenate(drawn) if len(drawn) > 1 else drawn[0]
-        _async_eval(pending.tokens)
-    if step.prefill is not None and step.prefill.num_to_prefill > 0:
-        assert step.prefill.caches is not None
-        model(ids, step.prefill.caches)
-        pending.chunk = [array for cache in step.prefill.caches for array in cache.arrays()]
-        _async_eval(*pending.chunk)
+        ids.append(mx.array(list(row.prompt[end - count : end]), dtype=mx.int32))
+        parts.append((row.caches or [], count))
+    batch = Batch(ids[0] if len(ids) == 1 else mx.concatenate(ids), parts)
+    hidden = model(batch)
+    if places:
+        pending.tokens = _draw(model.head(batch.last(hidden, places)), pending.rows)
+    for row, _ in step.prefill:
+        if row.num_to_prefill > 0:
+            pending.chunk += [array for cache in row.caches or [] for array in cache.arrays()]
+    _async_eval(*pending.chunk, *([] if pending.tokens is None else [pending.tokens]))
     return pending
 
 
-def wait(pending: Pending) -> None:
-    """Wait for the chunk of a step, and give the memory of its intermediate arrays back."""
-    mx.eval(pending.chunk)
-    mx.clear_cache()
-
-
-def _sampled(model: Any, row: Sequence, ids: mx.array) -> mx.array:
-    """Run `ids` [1, L] of one row and draw its next token -> [1]; the head sees the last position only."""
-    hidden = model(ids, row.caches)
-    logits = model.head(hidden[:, -1, :])
-    index = row.num_resumed + row.num_sampled - 1
-    token = sample(logits[0], row.sampling, row.seed, index).reshape(1)
-    row.token = token[None].astype(mx.int32)
-    return token
+def _draw(logits: mx.array, rows: list[Sequence]) -> mx.array:
+    """The next token of each row from its `logits` [R, V] -> [R]; rows keep theirs for the next step."""
+    drawn = []
+    for place, row in enumerate(rows):
+        index = row.num_resumed + row.num_sampled - 1
+        token = sample(logits[place], row.sampling, row.seed, index).reshape(1)
+        row.token = token.astype(mx.int32)
+        drawn.append(token)
+    return drawn[0] if len(drawn) == 1 else mx.concatenate(drawn)

@@ -49,7 +49,7 @@ class Sequence:
     was_preempted: bool = False  # the second life, or a later one, of a row that had to give way
     generated: list[int] = field(default_factory=list)
     caches: list[Any] | None = None
-    token: Any = None  # the device array of the newest sampled token, [1, 1]
+    token: Any = None  # the device array of the newest sampled token, int32 [1]
 
     @property
     def num_to_prefill(self) -> int:

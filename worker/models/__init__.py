@@ -10,6 +10,7 @@ import mlx.core as mx
 from shared.checkpoint import Checkpoint, inspect
 from shared.errors import ErrorCode, refuse
 from worker.cache.kv import LayerCache
+from worker.layers.batch import Batch
 from worker.models import llama
 from worker.weights import Progress, Weights
 
@@ -17,8 +18,8 @@ from worker.weights import Progress, Weights
 class DecoderModel(Protocol):
     """What the engine needs of a model. Every call only builds graph; whoever reads a value evaluates it."""
 
-    def __call__(self, tokens: mx.array, caches: list[LayerCache]) -> mx.array:
-        """Final-norm hidden states [B, L, D] of `tokens` [B, L] int32."""
+    def __call__(self, batch: Batch) -> mx.array:
+        """Final-norm hidden states [T, D] of the batch's tokens, whose keys and values go into its rows' caches."""
         ...
 
     def head(self, hidden: mx.array) -> mx.array:

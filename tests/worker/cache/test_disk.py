@@ -231,7 +231,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "empty": lambda path: os.truncate(path, 0),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
     "not safetensors": lambda path: path.write_bytes(os.urandom(500)),
-    "no metadata": lambda path: mx.save_safetensors(str(path), {"0.keys": mx.ones((1, 2, 40, 4))}),
+    "no metadata": lambda path: mx.save_safetensors(str(path), {"0.0": mx.ones((1, 2, 40, 4))}),
 }
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.model_config import LayerKv, kv_bytes, kv_layers
+from shared.kv_layout import LayerKv, kv_bytes, kv_layers
 from worker.engine.kv_budget import BLOCK, KvBudget, rounded
 
 FULL, SLIDING = LayerKv(2, 16), LayerKv(2, 16, window=40)

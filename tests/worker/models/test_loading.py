@@ -13,6 +13,7 @@ import safetensors.numpy
 from shared.errors import ErrorCode, Refused
 from tests.oracles.checkpoints import case, reference, write_case
 from tests.oracles.weights import shapes
+from worker.layers.batch import solo
 from worker.models import FAMILIES, LoadedModel, choose_dtype, load_model
 
 CASE = "llama_biases"
@@ -20,9 +21,9 @@ LAYER = "model.layers.0.mlp.down_proj"
 
 
 def logits_of(loaded: LoadedModel) -> np.ndarray:
-    ids = mx.array(reference(CASE)["input_ids"])[None]
-    caches = loaded.model.make_caches(ids.shape[1])
-    return np.array(loaded.model.head(loaded.model(ids, caches)).astype(mx.float32))
+    ids = mx.array(reference(CASE)["input_ids"])
+    hidden = loaded.model(solo(ids, loaded.model.make_caches(ids.shape[0])))
+    return np.array(loaded.model.head(hidden).astype(mx.float32))
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
@@ -113,8 +114,8 @@ def test_quantized_weights_give_what_their_multiplied_out_values_give(name: str,
 def test_a_tied_head_uses_the_quantized_embedding(mode: str, tmp_path: Path) -> None:
     scheme = {"bits": 4, "group_size": 32, "mode": mode}
     packed = load_model(write_case("llama_tied", tmp_path / "packed", quantize=scheme))
-    head = packed.model.head(mx.eye(64)[None])[0]
-    rows = packed.model(mx.array([[5]]), packed.model.make_caches())
+    head = packed.model.head(mx.eye(64))
+    rows = packed.model(solo(mx.array([5]), packed.model.make_caches()))
     table = mx.load(str(tmp_path / "packed" / "model.safetensors"))
     assert isinstance(table, dict)
     module = "model.embed_tokens"
@@ -148,9 +149,9 @@ def test_auto_is_float32_on_cpu_whatever_the_checkpoint_holds(
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a_dtype_asked_for_is_what_runs(dtype: str, tmp_path: Path) -> None:
     loaded = load_model(write_case(CASE, tmp_path), dtype=dtype)
-    ids = mx.array([[1, 2, 3]])
+    ids = mx.array([1, 2, 3])
     caches = loaded.model.make_caches()
-    hidden = loaded.model(ids, caches)
+    hidden = loaded.model(solo(ids, caches))
     assert loaded.dtype == getattr(mx, dtype)
     assert {hidden.dtype, loaded.model.head(hidden).dtype, caches[0].arrays()[0].dtype} == {loaded.dtype}
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.oracles import checkpoints
+from worker.layers.batch import solo
 from worker.models import FAMILIES, DecoderModel, load_model
 
 TINY = Path(__file__).parents[3].parent / "shared" / "models" / "tiny"
@@ -32,15 +33,15 @@ def pieces(ids: np.ndarray, cuts: list[int]) -> list[np.ndarray]:
 
 def logits_of(model: DecoderModel, ids: np.ndarray, cuts: list[int]) -> np.ndarray:
     caches = model.make_caches(len(ids))
-    parts = [model.head(model(mx.array(piece)[None], caches))[0] for piece in pieces(ids, cuts)]
+    parts = [model.head(model(solo(mx.array(piece), caches))) for piece in pieces(ids, cuts)]
     return np.array(mx.concatenate(parts))
 
 
 def greedy_of(model: DecoderModel, ids: np.ndarray, count: int) -> list[int]:
     caches = model.make_caches(len(ids))
-    tokens, found = mx.array(ids)[None], []
+    tokens, found = mx.array(ids), []
     for _ in range(count):
-        last = model.head(model(tokens, caches)[:, -1:])
+        last = model.head(model(solo(tokens, caches))[-1:])
         tokens = mx.argmax(last, axis=-1).astype(mx.int32)
         found.append(int(tokens.item()))
     return found

@@ -1,0 +1,93 @@
+"""The skeleton that every decoder family fills: embedding, layers, last norm, head.
+
+A family's file reads its config, builds the layers out of `worker.layers`, and hands them to `Decoder`. The graph is
+lazy: nothing here evaluates or reads a value.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import mlx.core as mx
+
+from shared.kv_layout import LayerKv
+from worker.cache.kv import LayerCache, make_cache
+from worker.layers.batch import Batch
+from worker.layers.linear import Embedding, Linear
+from worker.layers.norm import Norm
+from worker.layers.rope import Rope
+
+
+class Layer(Protocol):
+    """`x` [T, D] to the same shape; remembers through the caches of the batch's rows."""
+
+    def __call__(self, x: mx.array, batch: Batch) -> mx.array: ...
+
+
+class Block:
+    """x + mixer(norm(x)), then x + mlp(norm(x)): the layer of most families. A mixer is attention or the like."""
+
+    __slots__ = ("mixer", "mixer_norm", "mlp", "mlp_norm")
+
+    def __init__(
+        self, mixer_norm: Norm, mixer: Layer, mlp_norm: Norm, mlp: Callable[[mx.array], mx.array]
+    ) -> None:
+        self.mixer_norm, self.mixer, self.mlp_norm, self.mlp = mixer_norm, mixer, mlp_norm, mlp
+
+    def __call__(self, x: mx.array, batch: Batch) -> mx.array:
+        x = x + self.mixer(self.mixer_norm(x), batch)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Decoder:
+    """A whole model; `worker.models.DecoderModel` says what its methods promise.
+
+    `ropes`: by the names that the layers ask for in `Batch.rotate`. `layout`: one entry per cache of a row.
+    `head` None: the embedding is the head. `embed_scale` multiplies the embedding, `softcap` bounds the logits:
+    softcap * tanh(logits / softcap). `query_scale` gives `Batch.query_scale` where queries depend on their position.
+    """
+
+    def __init__(
+        self,
+        *,
+        embed: Embedding,
+        layers: Sequence[Layer],
+        norm: Norm,
+        head: Linear | None,
+        layout: Sequence[LayerKv],
+        ropes: Mapping[str, Rope],
+        embed_scale: float | None = None,
+        softcap: float | None = None,
+        query_scale: Callable[[Batch, mx.Dtype], mx.array | None] | None = None,
+    ) -> None:
+        self.embed, self.layers, self.norm, self._head = embed, layers, norm, head
+        self.layout, self.ropes = layout, ropes
+        self.embed_scale, self.softcap, self._query_scale = embed_scale, softcap, query_scale
+
+    def __call__(self, batch: Batch) -> mx.array:
+        x = self.embed(batch.tokens)
+        if self.embed_scale is not None:
+            x = x * mx.array(self.embed_scale, x.dtype)
+        self.rotations(batch, x.dtype)
+        for layer in self.layers:
+            x = layer(x, batch)
+        return self.norm(x)
+
+    def rotations(self, batch: Batch, dtype: mx.Dtype) -> None:
+        """Prepare what the layers of a pass share."""
+        for name, rope in self.ropes.items():
+            batch.rotate[name] = rope.over(batch, dtype)
+        if self._query_scale is not None:
+            batch.query_scale = self._query_scale(batch, dtype)
+
+    def head(self, hidden: mx.array) -> mx.array:
+        logits = self.embed.head(hidden) if self._head is None else self._head(hidden)
+        return logits if self.softcap is None else mx.tanh(logits / self.softcap) * self.softcap
+
+    def make_caches(self, length: int = 0) -> list[LayerCache]:
+        caches = [make_cache(layer) for layer in self.layout]
+        for cache in caches:
+            cache.planned = length
+        return caches
+
+    def same_kv(self, length: int, other: int) -> bool:
+        return all(rope.same(length, other) for rope in self.ropes.values())
