@@ -14,6 +14,8 @@ Config = Mapping[str, Any]
 KV_STEP = 256
 """Tokens by which the buffers of a KV cache grow."""
 
+_BITS, _GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
+
 # Families whose `sliding_window` holds for every layer, unless `layer_types` says otherwise.
 _WINDOW_EVERYWHERE = frozenset({"mistral", "ministral3", "phi3"})
 
@@ -22,7 +24,8 @@ class LayerKv(msgspec.Struct, frozen=True):
     """What one layer keeps: so much per token, or (`num_kv_heads` 0) a state that does not grow.
 
     `window`: the most tokens it attends to, 0 = all of them. `value_dim`: of the values, where it is not `head_dim`.
-    `state` and `state32`: numbers of a fixed size, in the activations' dtype and in float32.
+    `state` and `state32`: numbers of a fixed size, in the activations' dtype and in float32. `bits` and `group_size`:
+    how tokens are quantized, 0 = not at all; the first `plain` tokens never are (layers without a window).
     """
 
     num_kv_heads: int
@@ -31,6 +34,9 @@ class LayerKv(msgspec.Struct, frozen=True):
     value_dim: int = 0
     state: int = 0
     state32: int = 0
+    bits: int = 0
+    group_size: int = 64
+    plain: int = 0
 
     @property
     def is_recurrent(self) -> bool:
@@ -39,6 +45,16 @@ class LayerKv(msgspec.Struct, frozen=True):
     def token_values(self) -> int:
         """Numbers kept per token."""
         return self.num_kv_heads * (self.head_dim + (self.value_dim or self.head_dim))
+
+    def bytes_of(self, tokens: int, elem_bytes: float, step: int = 1) -> float:
+        """Bytes of so many tokens, each part rounded up to a multiple of `step` tokens."""
+        if not self.bits:
+            return self.token_values() * -(-tokens // step) * step * elem_bytes
+        first = 0 if self.window else min(tokens, self.plain)
+        packed = self.bits / 8 + 2 * elem_bytes / self.group_size
+        return self.token_values() * (
+            -(-first // step) * step * elem_bytes + -(-(tokens - first) // step) * step * packed
+        )
 
     def fixed_bytes(self, elem_bytes: float) -> float:
         """Bytes that do not depend on the number of tokens."""
@@ -51,12 +67,59 @@ def kv_layers(config: Config) -> list[LayerKv]:
     return _LAYOUTS.get(str(family), _attention_layers)(config)
 
 
+def quantized(
+    layers: Sequence[LayerKv], scheme: str, *, plain: int = 0, per_layer: Sequence[Mapping[str, Any]] = ()
+) -> list[LayerKv]:
+    """The same layers with their tokens kept as `scheme` says. Raises ValueError where that cannot be.
+
+    `full`: as they come. `kv8`, `kv4`: layers that keep every token, in groups of 64, the first `plain` tokens
+    excepted. `config`: as `per_layer` has it, the entries of a model's `kv_config.json`: `layer_idx` (into `layers`),
+    `bits`, `group_size`. `auto`: `config` where there are entries, else `full`.
+    """
+    if scheme == "auto":
+        scheme = "config" if per_layer else "full"
+    if scheme == "full":
+        return list(layers)
+    found = list(layers)
+    if scheme in ("kv8", "kv4"):
+        for number, layer in enumerate(layers):
+            if not layer.is_recurrent and not layer.window and not layer.value_dim:
+                found[number] = _with(layer, int(scheme[2:]), 64, plain, number)
+        return found
+    if scheme != "config":
+        raise ValueError(f"KV scheme {scheme!r} is not known; choose auto, full, kv8, kv4 or config")
+    for entry in per_layer:
+        place: Any = entry.get("layer_idx")
+        bits: Any = entry.get("bits")
+        if not isinstance(place, int) or not 0 <= place < len(found):
+            raise ValueError(f"kv_config.json: layer_idx {place!r} is not one of the {len(found)} caches")
+        if bits not in (0, 16, 32):
+            found[place] = _with(layers[place], bits, entry.get("group_size", 64), plain, place)
+    return found
+
+
+def _with(layer: LayerKv, bits: Any, group_size: Any, plain: int, place: int) -> LayerKv:
+    if bits not in _BITS or group_size not in _GROUPS:
+        raise ValueError(
+            f"cache {place} would be kept in {bits!r} bits with groups of {group_size!r}, which MLX has not"
+        )
+    if layer.is_recurrent or layer.value_dim:
+        raise ValueError(f"cache {place} is not one of keys and values, and cannot be quantized")
+    if layer.head_dim % group_size:
+        raise ValueError(
+            f"cache {place} has heads of {layer.head_dim}, which do not divide into groups of {group_size}"
+        )
+    return msgspec.structs.replace(
+        layer, bits=bits, group_size=group_size, plain=0 if layer.window else plain
+    )
+
+
 def kv_bytes(config: Config, tokens: int, elem_bytes: float = 2) -> int:
     """Bytes of the cache of `tokens` tokens; sliding layers never hold more than their window."""
     total = 0.0
     for layer in kv_layers(config):
         held = min(tokens, layer.window) if layer.window else tokens
-        total += layer.token_values() * held * elem_bytes + layer.fixed_bytes(elem_bytes)
+        total += layer.bytes_of(held, elem_bytes) + layer.fixed_bytes(elem_bytes)
     return int(total)
 
 
@@ -69,7 +132,7 @@ def kv_room(layers: Sequence[LayerKv], tokens: int, chunk: int, elem_bytes: floa
     total = 0.0
     for layer in layers:
         held = min(tokens, layer.window - 1 + chunk) if layer.window else tokens
-        total += layer.token_values() * (-(-held // KV_STEP) * KV_STEP) * elem_bytes
+        total += layer.bytes_of(held, elem_bytes, KV_STEP)
         total += layer.fixed_bytes(elem_bytes) if tokens else 0
     return int(total)
 

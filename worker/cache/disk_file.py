@@ -17,7 +17,8 @@ import msgspec
 
 from shared.errors import Refused
 from shared.tensor_headers import read_header
-from worker.cache.kv import LayerState, empty_like
+from worker.cache.kv import LayerState
+from worker.cache.layers import empty_like
 
 SUFFIX = ".kv.safetensors"
 PART = ".part-"

@@ -1,9 +1,8 @@
-"""The KV cache of one layer: keys and values of the tokens seen so far, growing in place.
+"""The cache of one attention layer: keys and values of the tokens seen so far, in order, growing in place.
 
-Both kinds hold their tokens in order in one buffer `[B, H, capacity, D]` that grows in steps, so that a
-decode step writes one slice instead of copying everything. `RotatingKV` additionally forgets tokens that no
-later query of a sliding-window layer can see. While a clone shares a buffer, a write copies it first (mlx's
-own rule for memory in use elsewhere), so clones are cheap and independent.
+`FullKV` keeps every token, `RotatingKV` forgets those that no later query of a sliding-window layer can see,
+`SplitKV` keeps its first tokens as they come and quantizes the rest. What attention gets of them is an array or, where
+they are kept quantized, what `worker.layers.packed` takes.
 """
 
 from typing import Any, Literal, Protocol
@@ -11,10 +10,8 @@ from typing import Any, Literal, Protocol
 import mlx.core as mx
 import msgspec
 
-from shared.kv_layout import KV_STEP as STEP
-from shared.kv_layout import LayerKv
-
-_async_eval: Any = mx.async_eval  # mlx leaves it untyped
+from worker.cache.buffer import PLAIN, Form, TokenBuffer
+from worker.layers.packed import Joined
 
 Mask = mx.array | str | None
 
@@ -22,22 +19,27 @@ Mask = mx.array | str | None
 class LayerState(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a layer's cache is besides its arrays: enough to make it again around them.
 
-    `offset`: tokens seen; the arrays hold those from `start` on.
+    `offset`: tokens seen; the arrays hold those from `start` on. `bits` 0: not quantized; `plain`: so many of the
+    first tokens are not.
     """
 
     kind: Literal["full", "rotating", "recurrent"]
     offset: int
     start: int = 0
     window: int = 0
+    bits: int = 0
+    group_size: int = 0
+    plain: int = 0
 
 
 class LayerCache(Protocol):
     """What attention and the engine need of a layer's cache. `planned`: see `DecoderModel.make_caches`."""
 
-    offset: int
     planned: int
 
-    def update(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]: ...
+    @property
+    def offset(self) -> int: ...
+    def update(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]: ...
     def mask(self, length: int) -> Mask: ...
     def can_trim(self, count: int) -> bool: ...
     def trim(self, count: int) -> None: ...
@@ -55,25 +57,18 @@ class LayerCache(Protocol):
 class FullKV:
     """Keys and values of every token. `offset`: tokens seen."""
 
-    __slots__ = ("keys", "offset", "planned", "values")
+    __slots__ = ("buffer", "offset", "planned")
 
-    def __init__(self) -> None:
-        self.keys: mx.array | None = None
-        self.values: mx.array | None = None
+    def __init__(self, form: Form = PLAIN) -> None:
+        self.buffer = TokenBuffer(form)
         self.offset = 0
         self.planned = 0
 
-    def update(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append keys and values `[B, H, L, D]`; gives those of all tokens `[B, H, offset, D]`."""
-        begin, end = self.offset, self.offset + keys.shape[2]
-        if self.keys is None or end > self.keys.shape[2]:
-            self.keys = _grown(self.keys, begin, end, keys)
-            self.values = _grown(self.values, begin, end, values)
-        assert self.values is not None
-        self.keys[..., begin:end, :] = keys
-        self.values[..., begin:end, :] = values
-        self.offset = end
-        return self.keys[..., :end, :], self.values[..., :end, :]
+    def update(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Append keys and values `[1, H, L, D]`; gives those of all tokens `[1, H, offset, D]`."""
+        self.buffer.write(self.offset, keys, values)
+        self.offset += keys.shape[2]
+        return self.buffer.view(0, self.offset)
 
     def mask(self, length: int) -> Mask:
         """The attention mask for the next `length` tokens; ask before `update`."""
@@ -91,38 +86,37 @@ class FullKV:
 
     def cut(self) -> None:
         """Have no room for tokens to come: the next update makes some, and copies only what is used."""
-        self.keys, self.values = _cut(self.keys, self.offset), _cut(self.values, self.offset)
-
-    def state(self) -> LayerState:
-        """For `empty_like`."""
-        return LayerState("full", self.offset)
-
-    def fill(self, arrays: list[mx.array]) -> None:
-        """Take the arrays of a cache of the same state, cut."""
-        self.keys, self.values = arrays
-
-    def holds(self, shapes: list[list[int]]) -> bool:
-        """Whether arrays of these shapes can be those of a cache of this state, cut."""
-        return _are_of(shapes, self.offset)
+        self.buffer.cut(self.offset)
 
     def compact(self) -> None:
         """Give back the room for tokens to come, where it is worth a copy."""
-        self.keys, self.values = _compacted(self.keys, self.offset), _compacted(self.values, self.offset)
+        self.buffer.compact(self.offset)
 
     def clone(self) -> "FullKV":
         """A copy that shares memory until either side writes."""
-        other = FullKV()
-        other.keys, other.values = _share(self.keys), _share(self.values)
-        other.offset, other.planned = self.offset, self.planned
+        other = FullKV(self.buffer.form)
+        other.buffer, other.offset, other.planned = self.buffer.clone(), self.offset, self.planned
         return other
 
     def arrays(self) -> list[mx.array]:
         """The buffers, for `mx.eval`."""
-        return [one for one in (self.keys, self.values) if one is not None]
+        return self.buffer.arrays
+
+    def state(self) -> LayerState:
+        """For `worker.cache.layers.empty_like`."""
+        return LayerState("full", self.offset, **form_facts(self.buffer.form))
+
+    def fill(self, arrays: list[mx.array]) -> None:
+        """Take the arrays of a cache of the same state, cut."""
+        self.buffer.arrays = list(arrays)
+
+    def holds(self, shapes: list[list[int]]) -> bool:
+        """Whether arrays of these shapes can be those of a cache of this state, cut."""
+        return self.buffer.are_arrays(shapes, self.offset)
 
     @property
     def nbytes(self) -> int:
-        return sum(one.nbytes for one in self.arrays())
+        return self.buffer.nbytes
 
 
 class RotatingKV:
@@ -132,34 +126,26 @@ class RotatingKV:
     `window - 1 + L` tokens; what is out of every later window is dropped when the buffer would have to grow.
     """
 
-    __slots__ = ("keys", "offset", "planned", "start", "values", "window")
+    __slots__ = ("buffer", "offset", "planned", "start", "window")
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, form: Form = PLAIN) -> None:
         if window < 1:
             raise ValueError(f"a sliding window of {window} tokens")
         self.window = window
-        self.keys: mx.array | None = None
-        self.values: mx.array | None = None
+        self.buffer = TokenBuffer(form)
         self.offset = 0
         self.start = 0
         self.planned = 0
 
-    def update(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append `[B, H, L, D]`; gives the last `min(offset, window - 1 + L)` tokens, in order."""
-        length = keys.shape[2]
-        first = self._first_visible()
-        begin, end = self.offset - self.start, self.offset - self.start + length
-        if self.keys is None or end > self.keys.shape[2]:
-            self.keys = _moved(self.keys, first - self.start, begin, length, keys)
-            self.values = _moved(self.values, first - self.start, begin, length, values)
+    def update(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Append `[1, H, L, D]`; gives the last `min(offset, window - 1 + L)` tokens, in order."""
+        length, first, at = keys.shape[2], self._first_visible(), self.offset - self.start
+        has_room = self.buffer.has_room(at, length)
+        self.buffer.write(at, keys, values, keep=first - self.start)
+        if not has_room:
             self.start = first
-            begin, end = self.offset - first, self.offset - first + length
-        assert self.values is not None
-        self.keys[..., begin:end, :] = keys
-        self.values[..., begin:end, :] = values
         self.offset += length
-        low = first - self.start
-        return self.keys[..., low:end, :], self.values[..., low:end, :]
+        return self.buffer.view(first - self.start, self.offset - self.start)
 
     def mask(self, length: int) -> Mask:
         """The attention mask for the next `length` tokens, boolean `[L, tokens of update]`; ask before it."""
@@ -184,169 +170,133 @@ class RotatingKV:
 
     def cut(self) -> None:
         """Have no room for tokens to come: the next update makes some, and copies only what is used."""
-        used = self.offset - self.start
-        self.keys, self.values = _cut(self.keys, used), _cut(self.values, used)
-
-    def state(self) -> LayerState:
-        """For `empty_like`."""
-        return LayerState("rotating", self.offset, self.start, self.window)
-
-    def fill(self, arrays: list[mx.array]) -> None:
-        """Take the arrays of a cache of the same state, cut."""
-        self.keys, self.values = arrays
-
-    def holds(self, shapes: list[list[int]]) -> bool:
-        """Whether arrays of these shapes can be those of a cache of this state, cut."""
-        return _are_of(shapes, self.offset - self.start)
+        self.buffer.cut(self.offset - self.start)
 
     def compact(self) -> None:
         """Give back the room for tokens to come, where it is worth a copy."""
-        used = self.offset - self.start
-        self.keys, self.values = _compacted(self.keys, used), _compacted(self.values, used)
+        self.buffer.compact(self.offset - self.start)
 
     def clone(self) -> "RotatingKV":
         """A copy that shares memory until either side writes."""
-        other = RotatingKV(self.window)
-        other.keys, other.values = _share(self.keys), _share(self.values)
-        other.offset, other.start, other.planned = self.offset, self.start, self.planned
+        other = RotatingKV(self.window, self.buffer.form)
+        other.buffer, other.offset, other.planned = self.buffer.clone(), self.offset, self.planned
+        other.start = self.start
         return other
 
     def arrays(self) -> list[mx.array]:
         """The buffers, for `mx.eval`."""
-        return [one for one in (self.keys, self.values) if one is not None]
+        return self.buffer.arrays
+
+    def state(self) -> LayerState:
+        """For `worker.cache.layers.empty_like`."""
+        return LayerState("rotating", self.offset, self.start, self.window, **form_facts(self.buffer.form))
+
+    def fill(self, arrays: list[mx.array]) -> None:
+        """Take the arrays of a cache of the same state, cut."""
+        self.buffer.arrays = list(arrays)
+
+    def holds(self, shapes: list[list[int]]) -> bool:
+        """Whether arrays of these shapes can be those of a cache of this state, cut."""
+        return self.buffer.are_arrays(shapes, self.offset - self.start)
 
     @property
     def nbytes(self) -> int:
-        return sum(one.nbytes for one in self.arrays())
+        return self.buffer.nbytes
 
     def _first_visible(self) -> int:
         """Position of the oldest token that the next query sees."""
         return max(0, self.offset - (self.window - 1))
 
 
-class RecurrentState:
-    """What a recurrent layer knows of all tokens before: arrays of a fixed size, the same for every length.
+class SplitKV:
+    """Keys and values of every token, the first `plain` as they come, the others quantized.
 
-    The layer reads `states` and puts others in their place with `advance`; it never writes into one, so that clones
-    share them. There is no way back to an earlier token.
+    Which token is kept how depends on its position alone, so that it does not matter in which pieces they came.
     """
 
-    __slots__ = ("offset", "planned", "states")
+    __slots__ = ("first", "plain", "planned", "rest")
 
-    def __init__(self) -> None:
-        self.states: list[mx.array] = []
-        self.offset = 0
+    def __init__(self, plain: int, form: Form) -> None:
+        self.plain = plain
+        self.first, self.rest = FullKV(), FullKV(form)
         self.planned = 0
 
-    def advance(self, length: int, states: list[mx.array]) -> None:
-        """The states after `length` more tokens."""
-        self.states = states
-        self.offset += length
+    @property
+    def offset(self) -> int:
+        return self.first.offset + self.rest.offset
 
-    def update(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        raise TypeError("a recurrent layer has no keys and values")
+    def update(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Append keys and values `[1, H, L, D]`; gives those of all tokens."""
+        room = self.plain - self.first.offset
+        if room > 0:
+            front = self.first.update(keys[..., :room, :], values[..., :room, :])
+        else:
+            front = self.first.buffer.view(0, self.first.offset)
+        if keys.shape[2] <= room:
+            return front
+        room = max(0, room)
+        back = self.rest.update(keys[..., room:, :], values[..., room:, :])
+        return Joined(front[0], back[0]), Joined(front[1], back[1])
 
     def mask(self, length: int) -> Mask:
-        return None
+        """The attention mask for the next `length` tokens; ask before `update`."""
+        return None if length == 1 else "causal"
 
     def can_trim(self, count: int) -> bool:
-        return count == 0
+        """Whether the last `count` tokens can be forgotten."""
+        return 0 <= count <= self.offset
 
     def trim(self, count: int) -> None:
-        """Raises ValueError for any but no tokens."""
-        if count:
-            raise ValueError(f"cannot trim {count} tokens of a recurrent state")
+        """Forget the last `count` tokens. Raises ValueError where `can_trim` says no."""
+        if not self.can_trim(count):
+            raise ValueError(f"cannot trim {count} of {self.offset} tokens")
+        behind = min(count, self.rest.offset)
+        self.rest.trim(behind)
+        self.first.trim(count - behind)
 
     def cut(self) -> None:
-        """Nothing: there is no room for tokens to come."""
+        """Have no room for tokens to come."""
+        self.first.cut()
+        self.rest.cut()
 
     def compact(self) -> None:
-        """Nothing."""
+        """Give back the room for tokens to come, where it is worth a copy."""
+        self.first.compact()
+        self.rest.compact()
 
-    def clone(self) -> "RecurrentState":
-        other = RecurrentState()
-        other.states, other.offset, other.planned = list(self.states), self.offset, self.planned
+    def clone(self) -> "SplitKV":
+        """A copy that shares memory until either side writes."""
+        other = SplitKV(self.plain, self.rest.buffer.form)
+        other.first, other.rest, other.planned = self.first.clone(), self.rest.clone(), self.planned
         return other
 
     def arrays(self) -> list[mx.array]:
-        return list(self.states)
+        """The buffers, for `mx.eval`; none of a part that has no tokens."""
+        return [array for part in (self.first, self.rest) if part.offset for array in part.arrays()]
 
     def state(self) -> LayerState:
-        """For `empty_like`."""
-        return LayerState("recurrent", self.offset)
+        """For `worker.cache.layers.empty_like`."""
+        return LayerState("full", self.offset, plain=self.plain, **form_facts(self.rest.buffer.form))
 
     def fill(self, arrays: list[mx.array]) -> None:
-        """Take the states of a cache of the same state."""
-        self.states = list(arrays)
+        """Take the arrays of a cache of the same state, cut."""
+        count = len(arrays) if not self.rest.offset else 2 * self.first.buffer.form.parts
+        self.first.fill(arrays[:count])
+        self.rest.fill(arrays[count:])
 
     def holds(self, shapes: list[list[int]]) -> bool:
-        """Whether arrays of these shapes can be the states."""
-        return all(shape and shape[0] == 1 for shape in shapes)
+        """Whether arrays of these shapes can be those of a cache of this state, cut."""
+        if not self.rest.offset:
+            return self.first.holds(shapes)
+        count = 2 * self.first.buffer.form.parts
+        return self.first.holds(shapes[:count]) and self.rest.holds(shapes[count:])
 
     @property
     def nbytes(self) -> int:
-        return sum(one.nbytes for one in self.states)
+        return self.first.nbytes + self.rest.nbytes
 
 
-def make_cache(layer: LayerKv) -> LayerCache:
-    """An empty cache of a layer."""
-    if layer.is_recurrent:
-        return RecurrentState()
-    return RotatingKV(layer.window) if layer.window else FullKV()
-
-
-def empty_like(state: LayerState) -> LayerCache:
-    """A cache of this state, whose arrays are still to be filled in. Raises ValueError for one that cannot be."""
-    if not 0 <= state.start <= state.offset or (state.kind != "rotating" and state.start):
-        raise ValueError(f"a {state.kind} cache of tokens {state.start} to {state.offset}")
-    if state.kind == "recurrent":
-        recurrent = RecurrentState()
-        recurrent.offset = state.offset
-        return recurrent
-    if state.kind == "full":
-        full = FullKV()
-        full.offset = state.offset
-        return full
-    rotating = RotatingKV(state.window)
-    rotating.offset, rotating.start = state.offset, state.start
-    return rotating
-
-
-def _are_of(shapes: list[list[int]], tokens: int) -> bool:
-    return len(shapes) == 2 and all(len(shape) == 4 and shape[2] == tokens for shape in shapes)
-
-
-def _rounded(tokens: int) -> int:
-    return (tokens + STEP - 1) // STEP * STEP
-
-
-def _grown(buffer: mx.array | None, used: int, needed: int, like: mx.array) -> mx.array:
-    """A buffer with room for `needed` tokens that starts with the `used` first ones of the old one."""
-    return _moved(buffer, 0, used, needed - used, like)
-
-
-def _moved(buffer: mx.array | None, low: int, high: int, more: int, like: mx.array) -> mx.array:
-    """A new buffer that starts with tokens `low:high` of the old one and has room for `more` and some."""
-    batch, heads, _, dim = like.shape
-    kept = high - low
-    room = mx.zeros((batch, heads, _rounded(kept + more) - kept, dim), like.dtype)
-    return room if buffer is None or kept == 0 else mx.concatenate([buffer[..., low:high, :], room], axis=2)
-
-
-def _cut(buffer: mx.array | None, used: int) -> mx.array | None:
-    """A view of the tokens in use."""
-    return buffer if buffer is None or buffer.shape[2] == used else buffer[..., :used, :]
-
-
-def _compacted(buffer: mx.array | None, used: int) -> mx.array | None:
-    """A buffer without its unused end; the old one is freed once the copy is evaluated."""
-    if buffer is None or buffer.shape[2] - used <= buffer.shape[2] // 10:
-        return buffer
-    small = mx.contiguous(buffer[..., :used, :])
-    _async_eval(small)
-    return small
-
-
-def _share(buffer: mx.array | None) -> mx.array | None:
-    """The same data behind another Python array: item assignment to one must not show in the other."""
-    return None if buffer is None else buffer[...]
+def form_facts(form: Form) -> dict[str, int]:
+    """The fields of `LayerState` that say which form it is."""
+    bits = getattr(form, "bits", 0)
+    return {"bits": bits, "group_size": form.group_size} if bits and hasattr(form, "group_size") else {}

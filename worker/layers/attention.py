@@ -7,6 +7,7 @@ import mlx.core as mx
 from worker.layers.batch import Batch
 from worker.layers.linear import Linear
 from worker.layers.norm import Norm
+from worker.layers.packed import packed_attention
 
 Stored = list[tuple[Any, Any]]
 """Keys and values of every row as attention sees them: what its cache held, and the tokens of this step."""
@@ -39,9 +40,13 @@ def attend(
     """Attention of `queries` [T, H, D] -> [T, H * E]. `sinks` [H]: a logit per head that takes its share."""
     outs = []
     for row, (keys, values), mask in zip(batch.rows, stored, masks, strict=True):
-        out = mx.fast.scaled_dot_product_attention(
-            heads_first(queries, row.begin, row.end), keys, values, scale=scale, mask=mask, sinks=sinks
-        )
+        heads = heads_first(queries, row.begin, row.end)
+        if isinstance(keys, mx.array):
+            out = mx.fast.scaled_dot_product_attention(
+                heads, keys, values, scale=scale, mask=mask, sinks=sinks
+            )
+        else:
+            out = packed_attention(heads, keys, values, scale, mask, sinks)
         outs.append(tokens_first(out))
     return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=0)
 

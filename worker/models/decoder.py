@@ -10,7 +10,8 @@ from typing import Protocol
 import mlx.core as mx
 
 from shared.kv_layout import LayerKv
-from worker.cache.kv import LayerCache, make_cache
+from worker.cache.kv import LayerCache
+from worker.cache.layers import make_caches
 from worker.layers.batch import Batch
 from worker.layers.linear import Embedding, Linear
 from worker.layers.norm import Norm
@@ -84,10 +85,7 @@ class Decoder:
         return logits if self.softcap is None else mx.tanh(logits / self.softcap) * self.softcap
 
     def make_caches(self, length: int = 0) -> list[LayerCache]:
-        caches = [make_cache(layer) for layer in self.layout]
-        for cache in caches:
-            cache.planned = length
-        return caches
+        return make_caches(self.layout, length)
 
     def same_kv(self, length: int, other: int) -> bool:
         return all(rope.same(length, other) for rope in self.ropes.values())

@@ -15,7 +15,7 @@ import pytest
 
 from shared.checkpoint import inspect, kv_bytes
 from tests.oracles import checkpoints
-from worker.cache.kv import STEP
+from worker.cache.buffer import STEP
 from worker.layers.batch import Batch, solo
 from worker.models import DecoderModel, load_model
 
