@@ -62,6 +62,17 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     prefill_chunk: Annotated[int, Meta(ge=0, description="as the setting", extra=_RELOAD)] | None = None
     prefix_cache_bytes: Annotated[int, Meta(ge=0, description="as the setting", extra=_BYTES)] | None = None
     kv_bytes: Annotated[int, Meta(ge=0, description="as the setting", extra=_BYTES)] | None = None
+    kv_cache: (
+        Annotated[
+            str,
+            Meta(
+                description="as the setting",
+                extra={"choices": ["auto", "full", "kv8", "kv4", "config"], "needs": "model reload"},
+            ),
+        ]
+        | None
+    ) = None
+    kv_start: Annotated[int, Meta(ge=0, description="as the setting", extra=_RELOAD)] | None = None
     dtype: (
         Annotated[
             str,
@@ -80,7 +91,16 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     ] = {}
 
 
-OVER_SETTINGS = ("max_context", "max_rows", "prefill_chunk", "prefix_cache_bytes", "kv_bytes", "dtype")
+OVER_SETTINGS = (
+    "max_context",
+    "max_rows",
+    "prefill_chunk",
+    "prefix_cache_bytes",
+    "kv_bytes",
+    "kv_cache",
+    "kv_start",
+    "dtype",
+)
 """Options that stand over the flat setting of the same name."""
 
 

@@ -114,10 +114,15 @@ def _with(layer: LayerKv, bits: Any, group_size: Any, plain: int, place: int) ->
     )
 
 
-def kv_bytes(config: Config, tokens: int, elem_bytes: float = 2) -> int:
+def kept_as(config: Config, scheme: str, plain: int = 0) -> list[LayerKv]:
+    """`kv_layers` of a model with its tokens kept as `quantized` says. Raises ValueError where that cannot be."""
+    return quantized(kv_layers(config), scheme, plain=plain, per_layer=config.get("kv_config") or ())
+
+
+def kv_bytes(layers: Sequence[LayerKv], tokens: int, elem_bytes: float = 2) -> int:
     """Bytes of the cache of `tokens` tokens; sliding layers never hold more than their window."""
     total = 0.0
-    for layer in kv_layers(config):
+    for layer in layers:
         held = min(tokens, layer.window) if layer.window else tokens
         total += layer.bytes_of(held, elem_bytes) + layer.fixed_bytes(elem_bytes)
     return int(total)

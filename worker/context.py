@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.checkpoint import kv_bytes_per_token
 from shared.control import LaunchModel
 from shared.wire import ModelFacts, Sampling
 from worker.engine.kv_budget import KvBudget
@@ -64,7 +63,7 @@ async def open_context(launch: LaunchModel, loading: Loading) -> ModelContext:
         dtype=held["dtype"],
         quantization=checkpoint.quantization,
         weights_bytes=held["weights_bytes"],
-        kv_bytes_per_token=kv_bytes_per_token(checkpoint, held["elem_bytes"]),
+        kv_bytes_per_token=held["kv_bytes_per_token"],
         reasoning=reasoning is not None,
         has_chat_template=bool(template.sources),
         device=held["device"],

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from shared.checkpoint import Checkpoint, inspect
 from shared.control import LaunchModel
 from shared.errors import ErrorCode, refuse
-from shared.kv_layout import kv_layers
 from shared.units import format_bytes
 from worker.engine.engine import Engine, Loaded
 from worker.engine.kv_budget import KvBudget
@@ -59,9 +58,15 @@ def _build(launch: LaunchModel, path: Path, tell: Tell) -> Loaded:
     if on_gpu and mx.metal.is_available():
         # Keep the weights of a model near the size of the machine wired, as mlx-lm does.
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
-    model = load_model(path, dtype=launch.dtype, on_progress=lambda done, total: tell("weights", done, total))
+    model = load_model(
+        path,
+        dtype=launch.dtype,
+        kv_cache=launch.kv_cache,
+        kv_start=launch.kv_start,
+        on_progress=lambda done, total: tell("weights", done, total),
+    )
     chunk = launch.prefill_chunk or (CHUNK_GPU if on_gpu else CHUNK_CPU)
-    kv = KvBudget(kv_layers(model.checkpoint.config), model.dtype.size, chunk, launch.kv_bytes)
+    kv = KvBudget(model.model.layout, model.dtype.size, chunk, launch.kv_bytes)
     if not kv.most_tokens(1):
         raise refuse(
             ErrorCode.CANNOT_FIT,
@@ -70,7 +75,7 @@ def _build(launch: LaunchModel, path: Path, tell: Tell) -> Loaded:
         )
     device = "gpu" if on_gpu else "cpu"
     prefix = PrefixCache(launch.prefix_cache_bytes, model.model.same_kv)
-    spill = _spill(launch, model.checkpoint, str(model.dtype), device, chunk)
+    spill = _spill(launch, model.checkpoint, str(model.dtype), device, chunk, list(model.model.layout))
     return Loaded(
         model=model.model,
         prefix=prefix,
@@ -81,7 +86,7 @@ def _build(launch: LaunchModel, path: Path, tell: Tell) -> Loaded:
         restored_bytes=spill.restore(prefix) if spill else 0,
         description={
             "dtype": str(model.dtype).rpartition(".")[2],
-            "elem_bytes": model.dtype.size,
+            "kv_bytes_per_token": kv.token_bytes,
             "weights_bytes": model.weights_bytes,
             "device": device,
         },

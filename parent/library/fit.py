@@ -12,7 +12,7 @@ import msgspec
 from parent.library.catalog import ModelEntry
 from parent.library.machine import Device
 from shared.errors import ErrorCode, refuse
-from shared.kv_layout import kv_bytes
+from shared.kv_layout import LayerKv, kept_as, kv_bytes, kv_layers
 from shared.units import format_bytes
 
 FLOAT_BYTES = 4  # mlx's CPU backend runs in float32; elsewhere this errs on the safe side
@@ -44,6 +44,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     rows: int  # requests answered side by side
     row_bytes: int  # KV of one row at that context, sliding windows considered
     kv_bytes_per_token: int  # of a token inside every window
+    row_fixed_bytes: int = 0  # of a row whatever its length: recurrent states
     prefix_bytes: int  # prompts kept for reuse
     chunk: int  # prompt tokens in one prefill step
     transient_bytes: int
@@ -72,6 +73,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
         left = self.usable_bytes - self._fixed_bytes
         if left <= 0:
             return 0
+        left = max(0, left - self.rows * self.row_fixed_bytes)
         each = self.rows * self.kv_bytes_per_token
         return left // each if each else self.context
 
@@ -104,9 +106,21 @@ def runs_wide(entry: ModelEntry, device: Device, dtype: str = "auto") -> bool:
     return (own if dtype == "auto" else dtype) == "float32"
 
 
-def kv_bytes_of(entry: ModelEntry, tokens: int, float32: bool) -> int:
+def kv_layout_of(entry: ModelEntry, kv_cache: str = "auto", kv_start: int = 0) -> list[LayerKv]:
+    """The caches of a row as these settings keep them; as they come where the model cannot be kept so, which its
+    worker will refuse.
+    """
+    try:
+        return kept_as(entry.config, kv_cache, kv_start)
+    except ValueError:
+        return kv_layers(entry.config)
+
+
+def kv_bytes_of(
+    entry: ModelEntry, tokens: int, float32: bool, *, kv_cache: str = "auto", kv_start: int = 0
+) -> int:
     """Bytes of KV of one row of `tokens` tokens, sliding windows considered."""
-    return kv_bytes(entry.config, tokens, 4 if float32 else 2)
+    return kv_bytes(kv_layout_of(entry, kv_cache, kv_start), tokens, 4 if float32 else 2)
 
 
 def bill(
@@ -118,6 +132,8 @@ def bill(
     max_rows: int,
     prefill_chunk: int,
     prefix_cache_bytes: int,
+    kv_cache: str,
+    kv_start: int,
 ) -> Fit:
     """The arithmetic for one model at `tokens` tokens of context on one device, from the entry alone.
 
@@ -135,12 +151,17 @@ def bill(
         heads=config["num_attention_heads"],
         vocab=config["vocab_size"],
     )
+
+    def row(count: int) -> int:
+        return kv_bytes_of(entry, count, float32, kv_cache=kv_cache, kv_start=kv_start)
+
     return Fit(
         weights_bytes=loaded_bytes(entry.dtypes, float32=float32),
         context=tokens,
         rows=max_rows,
-        row_bytes=kv_bytes_of(entry, tokens, float32),
-        kv_bytes_per_token=kv_bytes_of(entry, 1, float32),
+        row_bytes=row(tokens),
+        kv_bytes_per_token=row(kv_start + 1) - row(kv_start),
+        row_fixed_bytes=row(0),
         element_bytes=4 if float32 else 2,
         prefix_bytes=prefix_cache_bytes,
         chunk=chunk,

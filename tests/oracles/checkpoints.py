@@ -74,6 +74,20 @@ def write_case(
     of everything not packed. `dialect`: "modern" (transformers 5) or "legacy" spelling of config.json.
     """
     config, seed = case(name)
+    return write_model(config, seed, folder, quantize=quantize, dtype=dtype, shards=shards, dialect=dialect)
+
+
+def write_model(
+    config: Config,
+    seed: int,
+    folder: Path,
+    *,
+    quantize: dict[str, Any] | None = None,
+    dtype: str = "float32",
+    shards: int = 1,
+    dialect: str = "modern",
+) -> Path:
+    """The same for a config that is no case, with the weights of `seed`."""
     tensors: Arrays = dict(weights.build(config, seed))
     config = {**config, "dtype": dtype}
     if quantize is not None:

@@ -20,6 +20,8 @@ max_context = 8192
 max_rows = 4
 prefill_chunk = 64
 prefix_cache_bytes = "512MiB"
+kv_cache = "kv8"
+kv_start = 64
 kv_bytes = 1000
 dtype = "float16"
 python = "/opt/v/bin/python"
@@ -53,6 +55,8 @@ def test_every_key_of_a_model_and_a_profile_is_read_in_its_unit(tmp_path: Path) 
             max_rows=4,
             prefill_chunk=64,
             prefix_cache_bytes=512 << 20,
+            kv_cache="kv8",
+            kv_start=64,
             kv_bytes=1000,
             dtype="float16",
             python="/opt/v/bin/python",

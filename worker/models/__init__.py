@@ -1,6 +1,6 @@
 """From a model directory to a loaded model: the table of families, and `load_model`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from shared.checkpoint import Checkpoint, inspect
 from shared.errors import ErrorCode, refuse
+from shared.kv_layout import LayerKv, kept_as
 from worker.cache.kv import LayerCache
 from worker.layers.batch import Batch
 from worker.models import llama
@@ -16,7 +17,12 @@ from worker.weights import Progress, Weights
 
 
 class DecoderModel(Protocol):
-    """What the engine needs of a model. Every call only builds graph; whoever reads a value evaluates it."""
+    """What the engine needs of a model. Every call only builds graph; whoever reads a value evaluates it.
+
+    `layout`: of the caches that `make_caches` gives; set anew before the first call to have them keep tokens otherwise.
+    """
+
+    layout: Sequence[LayerKv]
 
     def __call__(self, batch: Batch) -> mx.array:
         """Final-norm hidden states [T, D] of the batch's tokens, whose keys and values go into its rows' caches."""
@@ -63,10 +69,17 @@ class LoadedModel:
     weights_bytes: int
 
 
-def load_model(path: Path, *, dtype: str = "auto", on_progress: Progress | None = None) -> LoadedModel:
+def load_model(
+    path: Path,
+    *,
+    dtype: str = "auto",
+    kv_cache: str = "auto",
+    kv_start: int = 0,
+    on_progress: Progress | None = None,
+) -> LoadedModel:
     """Load the model directory at `path`. Raises `Refused` (bad_checkpoint, unsupported).
 
-    `dtype` "auto": float32 on mlx's CPU backend, the checkpoint's own elsewhere. `on_progress(done, total)`
+    `kv_cache`, `kv_start`: as in the launch record. `dtype` "auto": float32 on mlx's CPU backend, the checkpoint's own elsewhere. `on_progress(done, total)`
     in bytes. Call it on the thread that will run the model.
     """
     checkpoint = inspect(path)
@@ -81,6 +94,12 @@ def load_model(path: Path, *, dtype: str = "auto", on_progress: Progress | None 
     weights = Weights(checkpoint, chosen)
     model = build(checkpoint, weights)
     weights.finish()
+    try:
+        model.layout = kept_as(checkpoint.config, kv_cache, kv_start)
+    except ValueError as error:
+        raise refuse(
+            ErrorCode.UNSUPPORTED, f"{path}: kv_cache {kv_cache}: {error}; choose full", param="kv_cache"
+        ) from None
     num_bytes = weights.materialise(on_progress)
     return LoadedModel(model, checkpoint, chosen, checkpoint.quantization, num_bytes)
 

@@ -80,4 +80,4 @@ def test_it_is_never_less_than_the_tokens_themselves(window, count, tokens, chun
         "sliding_window": window,
         "model_type": "mistral",
     }
-    assert KvBudget(kv_layers(config), 2, chunk).row_bytes(tokens) >= kv_bytes(config, tokens, 2)
+    assert KvBudget(kv_layers(config), 2, chunk).row_bytes(tokens) >= kv_bytes(kv_layers(config), tokens, 2)
