@@ -16,8 +16,12 @@ KV_STEP = 256
 
 _BITS, _GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
 
-# Families whose `sliding_window` holds for every layer, unless `layer_types` says otherwise.
-_WINDOW_EVERYWHERE = frozenset({"mistral", "ministral3", "phi3"})
+# Which layers have the model's `sliding_window`, by family, unless `layer_types` says otherwise.
+_SLIDES: Mapping[str, Callable[[Config, int], bool]] = {
+    **dict.fromkeys(("mistral", "ministral3", "phi3", "qwen3_moe"), lambda config, layer: True),
+    **dict.fromkeys(("qwen2", "qwen3"), lambda config, layer: layer >= config.get("max_window_layers", 28)),
+    "gpt_oss": lambda config, layer: layer % 2 == 0,
+}
 
 
 class LayerKv(msgspec.Struct, frozen=True):
@@ -149,8 +153,12 @@ def attention_kinds(config: Config) -> list[str]:
     if len(kinds) == count:
         return list(kinds)
     family = config.get("text_model_type", config.get("model_type"))
-    everywhere = family in _WINDOW_EVERYWHERE and config.get("sliding_window")
-    return ["sliding_attention" if everywhere else "full_attention"] * count
+    sliding = _SLIDES.get(str(family), lambda config, layer: False)
+    windowed = bool(config.get("sliding_window"))
+    return [
+        "sliding_attention" if windowed and sliding(config, layer) else "full_attention"
+        for layer in range(count)
+    ]
 
 
 # ---------------------------------------------------------------- by family
@@ -164,4 +172,13 @@ def _attention_layers(config: Config) -> list[LayerKv]:
     ]
 
 
-_LAYOUTS: Mapping[str, Callable[[Config], list[LayerKv]]] = {}
+def _latent_layers(config: Config) -> list[LayerKv]:
+    """Multi-head latent attention: a latent and a rotated key, shared by all heads."""
+    rank, turned = config.get("kv_lora_rank", 0), config.get("qk_rope_head_dim", 0)
+    return [LayerKv(1, rank, value_dim=turned)] * config.get("num_hidden_layers", 0)
+
+
+_LAYOUTS: Mapping[str, Callable[[Config], list[LayerKv]]] = {
+    "deepseek_v3": _latent_layers,
+    "glm4_moe_lite": _latent_layers,
+}

@@ -29,7 +29,34 @@ _FAMILY_DEFAULTS: Mapping[str, Config] = {
             "llama_4_scaling_beta": 0.1,
         },
     },
+    "qwen3": {"head_dim": 128},
+    "smollm3": {"rope_theta": 2e6, "num_key_value_heads": 4},
+    "glm4_moe": {"partial_rotary_factor": 0.5, "n_shared_experts": 1},
+    "deepseek_v3": {
+        "first_k_dense_replace": 3,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        "n_shared_experts": 1,
+    },
+    "glm4_moe_lite": {"routed_scaling_factor": 1.8, "n_shared_experts": 1},
+    "gpt_oss": {
+        "head_dim": 64,
+        "num_key_value_heads": 8,
+        "sliding_window": 128,
+        "rope_theta": 150000.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    },
 }
+# Families that have a `sliding_window` in their config and use it only where `use_sliding_window` is true.
+_WINDOW_ON_REQUEST = frozenset({"qwen2", "qwen3", "qwen3_moe", "smollm3"})
 _ATTENTION_TYPES = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 _NEEDS_ORIGINAL = frozenset({"llama3", "yarn", "longrope"})
 
@@ -38,7 +65,8 @@ def normalise(raw: Config) -> Config:
     """A flat config in one spelling; nulls are dropped. Raises ValueError saying what cannot be understood.
 
     Always there: `model_type`. Where the source says enough: `head_dim`, `num_key_value_heads`,
-    `rope_parameters` (with `rope_type` and `rope_theta`), `dtype`, `eos_token_id` (a list), `quantization`.
+    `rope_parameters` (with `rope_type` and `rope_theta`), `dtype`, `eos_token_id` (a list), `quantization`,
+    `num_experts` (of those that a router chooses from).
     """
     text = raw.get("text_config")
     inner: Config = text if isinstance(text, dict) else {}
@@ -69,6 +97,13 @@ def normalise(raw: Config) -> Config:
         hidden = config.get("hidden_size")
         if isinstance(hidden, int):
             config.setdefault("head_dim", hidden // heads)
+    for name in ("num_local_experts", "n_routed_experts"):
+        if name in config:
+            config["num_experts"] = config.pop(name)
+    if family == "gpt_oss" and "intermediate_size" in config:
+        config.setdefault("moe_intermediate_size", config["intermediate_size"])
+    if family in _WINDOW_ON_REQUEST and not config.get("use_sliding_window"):
+        config.pop("sliding_window", None)
     config["rope_parameters"] = _rope_parameters(config)
     for spent in ("rope_scaling", "rope_theta", "partial_rotary_factor"):
         config.pop(spent, None)
@@ -93,6 +128,8 @@ def _quantization(raw: Config, inner: Config) -> Config:
     for place in (raw, inner):
         found = place.get("quantization_config")
         if isinstance(found, dict) and "quant_method" in found:
+            if found["quant_method"] == "mxfp4" and raw.get("model_type") == "gpt_oss":
+                return {"mode": "mxfp4", "bits": 4, "group_size": 32}
             raise ValueError(
                 f"the weights are quantized with {found['quant_method']!r} in its own layout, which this server "
                 "cannot read; take an MLX version of the model, or an unquantized one"

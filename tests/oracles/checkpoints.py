@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from tests.oracles import weights
+from tests.oracles.layouts import LAYOUTS
 
 CASES = Path(__file__).with_name("cases")
 Config = dict[str, Any]
@@ -67,14 +68,25 @@ def write_case(
     dtype: str = "float32",
     shards: int = 1,
     dialect: str = "modern",
+    layout: str = "hub",
 ) -> Path:
     """Write case `name` as a model directory; gives `folder`.
 
     `quantize`: an MLX quantization dict, per-module overrides included. `dtype`: float32, float16 or bfloat16,
     of everything not packed. `dialect`: "modern" (transformers 5) or "legacy" spelling of config.json.
+    `layout`: of the weights, see `tests.oracles.layouts`.
     """
     config, seed = case(name)
-    return write_model(config, seed, folder, quantize=quantize, dtype=dtype, shards=shards, dialect=dialect)
+    return write_model(
+        config,
+        seed,
+        folder,
+        quantize=quantize,
+        dtype=dtype,
+        shards=shards,
+        dialect=dialect,
+        layout=layout,
+    )
 
 
 def write_model(
@@ -86,10 +98,13 @@ def write_model(
     dtype: str = "float32",
     shards: int = 1,
     dialect: str = "modern",
+    layout: str = "hub",
 ) -> Path:
     """The same for a config that is no case, with the weights of `seed`."""
-    tensors: Arrays = dict(weights.build(config, seed))
+    tensors = LAYOUTS[layout](dict(weights.build(config, seed)), config)
     config = {**config, "dtype": dtype}
+    if any(name.endswith("_blocks") for name in tensors):
+        config["quantization_config"] = {"quant_method": "mxfp4"}
     if quantize is not None:
         tensors = quantized(tensors, quantize)
         config["quantization"] = config["quantization_config"] = quantize
@@ -108,6 +123,8 @@ def legacy(config: Config) -> Config:
     config = copy.deepcopy(config)
     rope = config.pop("rope_parameters")
     config["rope_theta"] = rope.pop("rope_theta")
+    if "partial_rotary_factor" in rope:
+        config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     config["torch_dtype"] = config.pop("dtype", "float32")
     return config
@@ -145,6 +162,9 @@ def write_tokenizer(folder: Path) -> None:
 Arrays = dict[str, NDArray[Any]]
 
 
+_STACKS = (".switch_mlp.", ".switch_glu.", ".experts.", ".embed_q", ".unembed_out")
+
+
 def quantized(plain: Arrays, scheme: dict[str, Any]) -> Arrays:
     """Every matrix by MLX's quantizer, as the quantization dict `scheme` says; needs mlx."""
     import mlx.core as mx
@@ -153,10 +173,11 @@ def quantized(plain: Arrays, scheme: dict[str, Any]) -> Arrays:
     for name, value in plain.items():
         module, _, leaf = name.rpartition(".")
         override = scheme.get(module)
-        if leaf != "weight" or value.ndim != 2 or override is False:
+        how = {**scheme, **(override or {})}
+        is_matrix = value.ndim == 2 or (value.ndim == 3 and any(one in module for one in _STACKS))
+        if leaf != "weight" or not is_matrix or override is False or value.shape[-1] % how["group_size"]:
             out[name] = value
             continue
-        how = {**scheme, **(override or {})}
         parts = mx.quantize(mx.array(value), how["group_size"], how["bits"], how.get("mode", "affine"))
         for leaf, part in zip(("weight", "scales", "biases"), parts, strict=False):
             out[f"{module}.{leaf}"] = np.array(part)

@@ -200,9 +200,9 @@ def _yarn(params: Params, head_dim: int, max_positions: int) -> Rope:
     if attention is None:
         mscale, all_dim = params.get("mscale"), params.get("mscale_all_dim")
         if mscale and all_dim:
-            attention = _yarn_mscale(factor, mscale) / _yarn_mscale(factor, all_dim)
+            attention = yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
         else:
-            attention = _yarn_mscale(factor, 1.0)
+            attention = yarn_mscale(factor, 1.0)
 
     def correction(rotations: float) -> float:
         return dims * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
@@ -297,7 +297,8 @@ def _freqs(theta: float, dims: int) -> list[float]:
     return [float(theta ** (i / dims)) for i in range(0, dims, 2)]
 
 
-def _yarn_mscale(scale: float, mscale: float) -> float:
+def yarn_mscale(scale: float, mscale: float) -> float:
+    """How much longer vectors are made for a context `scale` times longer; YaRN (2023), 3.4."""
     return 1.0 if scale <= 1 else 0.1 * mscale * math.log(scale) + 1.0
 
 

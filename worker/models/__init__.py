@@ -12,7 +12,17 @@ from shared.errors import ErrorCode, refuse
 from shared.kv_layout import LayerKv, kept_as
 from worker.cache.kv import LayerCache
 from worker.layers.batch import Batch
-from worker.models import llama
+from worker.models import (
+    deepseek,
+    glm4_moe,
+    gpt_oss,
+    llama,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+)
 from worker.weights import Progress, Weights
 
 
@@ -47,6 +57,15 @@ FAMILIES: Mapping[str, Build] = {
     "llama": llama.build,
     "mistral": llama.build,
     "ministral3": llama.build,
+    "smollm3": smollm3.build,
+    "qwen2": qwen2.build,
+    "qwen3": qwen3.build,
+    "phi3": phi3.build,
+    "qwen3_moe": qwen3_moe.build,
+    "glm4_moe": glm4_moe.build,
+    "glm4_moe_lite": deepseek.build,
+    "gpt_oss": gpt_oss.build,
+    "deepseek_v3": deepseek.build,
 }
 """`model_type` of config.json to the function that builds its graph."""
 

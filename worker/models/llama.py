@@ -4,6 +4,7 @@ Source: transformers 5.24 `modeling_llama.py`, `modeling_mistral.py`, `modeling_
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -16,10 +17,16 @@ from worker.layers.attention import Attention
 from worker.layers.batch import Batch
 from worker.layers.mlp import GatedMLP
 from worker.layers.norm import RMSNorm
-from worker.layers.rope import make_rope
+from worker.layers.rope import Rope, make_rope
 from worker.models.config import checked, convert, has_one_rope
-from worker.models.decoder import Block, Decoder
+from worker.models.decoder import Block, Decoder, Layer
 from worker.weights import Weights
+
+Mlp = Callable[[mx.array], mx.array]
+"""`[T, D]` to the same shape."""
+
+MakeMlp = Callable[[int, str], Mlp]
+"""Of the layer so numbered and the name of its MLP's modules."""
 
 
 class LlamaConfig(msgspec.Struct, frozen=True):
@@ -55,60 +62,87 @@ def dense(
     qkv_bias: bool = False,
     o_bias: bool = False,
     head_norms: bool = False,
+    sinks: bool = False,
+    rotates: Callable[[int], bool] = lambda index: True,
+    mlp: MakeMlp | None = None,
 ) -> Decoder:
-    """The llama graph with what its relatives add: biases, and norms over each head of queries and keys."""
+    """The llama graph with what its relatives add: biases, norms over each head of queries and keys, sinks.
+
+    `rotates`: whether a layer turns queries and keys. `mlp`: other than `gated_mlp`.
+    """
     has_one_rope(checkpoint, config.rope_parameters)
-    drop_leftovers(weights, tied=config.tie_word_embeddings)
-    hidden, wide, dim, eps = (
-        config.hidden_size,
-        config.intermediate_size,
-        config.head_dim,
-        config.rms_norm_eps,
-    )
+    hidden, dim = config.hidden_size, config.head_dim
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     rope = make_rope(config.rope_parameters, dim, config.max_position_embeddings)
-    scale = dim**-0.5 * rope.softmax_factor
-    act = activation(config.hidden_act)
 
-    def norm(name: str, size: int) -> RMSNorm:
-        return RMSNorm(weights.vector(f"{name}.weight", size), eps)
+    def head_norm(name: str) -> RMSNorm:
+        return RMSNorm(weights.vector(f"{name}.weight", dim), config.rms_norm_eps)
 
-    def layer(index: int) -> Block:
-        prefix = f"model.layers.{index}"
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        attention = Attention(
+    def attention(index: int, prefix: str) -> Attention:
+        return Attention(
             place=index,
-            q=weights.linear(f"{prefix}.self_attn.q_proj", hidden, heads * dim, bias=qkv_bias),
-            k=weights.linear(f"{prefix}.self_attn.k_proj", hidden, kv_heads * dim, bias=qkv_bias),
-            v=weights.linear(f"{prefix}.self_attn.v_proj", hidden, kv_heads * dim, bias=qkv_bias),
-            o=weights.linear(f"{prefix}.self_attn.o_proj", heads * dim, hidden, bias=o_bias),
+            q=weights.linear(f"{prefix}.q_proj", hidden, heads * dim, bias=qkv_bias),
+            k=weights.linear(f"{prefix}.k_proj", hidden, kv_heads * dim, bias=qkv_bias),
+            v=weights.linear(f"{prefix}.v_proj", hidden, kv_heads * dim, bias=qkv_bias),
+            o=weights.linear(f"{prefix}.o_proj", heads * dim, hidden, bias=o_bias),
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=dim,
-            scale=scale,
-            q_norm=norm(f"{prefix}.self_attn.q_norm", dim) if head_norms else None,
-            k_norm=norm(f"{prefix}.self_attn.k_norm", dim) if head_norms else None,
+            scale=dim**-0.5 * rope.softmax_factor,
+            rotation="" if rotates(index) else None,
+            q_norm=head_norm(f"{prefix}.q_norm") if head_norms else None,
+            k_norm=head_norm(f"{prefix}.k_norm") if head_norms else None,
+            sinks=weights.vector(f"{prefix}.sinks", heads) if sinks else None,
         )
-        mlp = GatedMLP(
-            weights.linear(f"{prefix}.mlp.gate_proj", hidden, wide, bias=config.mlp_bias),
-            weights.linear(f"{prefix}.mlp.up_proj", hidden, wide, bias=config.mlp_bias),
-            weights.linear(f"{prefix}.mlp.down_proj", wide, hidden, bias=config.mlp_bias),
-            act,
+
+    return prenorm(checkpoint, weights, config, rope, attention, mlp)
+
+
+def prenorm(
+    checkpoint: Checkpoint,
+    weights: Weights,
+    config: LlamaConfig,
+    rope: Rope,
+    mixer: Callable[[int, str], Layer],
+    mlp: MakeMlp | None = None,
+) -> Decoder:
+    """Llama's layers under llama's names, around whatever attention and MLP `mixer` and `mlp` make."""
+    drop_leftovers(weights, tied=config.tie_word_embeddings)
+    hidden = config.hidden_size
+    mlp = mlp or (lambda index, prefix: gated_mlp(weights, config, prefix, config.intermediate_size))
+
+    def norm(name: str) -> RMSNorm:
+        return RMSNorm(weights.vector(f"{name}.weight", hidden), config.rms_norm_eps)
+
+    def layer(index: int) -> Block:
+        prefix = f"model.layers.{index}"
+        return Block(
+            norm(f"{prefix}.input_layernorm"),
+            mixer(index, f"{prefix}.self_attn"),
+            norm(f"{prefix}.post_attention_layernorm"),
+            mlp(index, f"{prefix}.mlp"),
         )
-        before, between = (
-            norm(f"{prefix}.input_layernorm", hidden),
-            norm(f"{prefix}.post_attention_layernorm", hidden),
-        )
-        return Block(before, attention, between, mlp)
 
     tied = config.tie_word_embeddings
     return Decoder(
         embed=weights.embedding("model.embed_tokens", config.vocab_size, hidden),
         layers=[layer(index) for index in range(config.num_hidden_layers)],
-        norm=norm("model.norm", hidden),
+        norm=norm("model.norm"),
         head=None if tied else weights.linear("lm_head", hidden, config.vocab_size),
         layout=kv_layers(checkpoint.config),
         ropes={"": rope},
         query_scale=far_queries(config.rope_parameters),
+    )
+
+
+def gated_mlp(weights: Weights, config: LlamaConfig, prefix: str, wide: int) -> GatedMLP:
+    """The MLP of the modules `prefix`, `wide` values wide."""
+    hidden, bias = config.hidden_size, config.mlp_bias
+    return GatedMLP(
+        weights.linear(f"{prefix}.gate_proj", hidden, wide, bias=bias),
+        weights.linear(f"{prefix}.up_proj", hidden, wide, bias=bias),
+        weights.linear(f"{prefix}.down_proj", wide, hidden, bias=bias),
+        activation(config.hidden_act),
     )
 
 
