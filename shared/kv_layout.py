@@ -14,6 +14,9 @@ Config = Mapping[str, Any]
 KV_STEP = 256
 """Tokens by which the buffers of a KV cache grow."""
 
+KV_PIECE = 64
+"""Tokens of a block of KV on disk; all of them are kept in one way."""
+
 _BITS, _GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
 
 # Which layers have the model's `sliding_window`, by family, unless `layer_types` says otherwise.
@@ -119,7 +122,11 @@ def _with(layer: LayerKv, bits: Any, group_size: Any, plain: int, place: int) ->
 
 
 def kept_as(config: Config, scheme: str, plain: int = 0) -> list[LayerKv]:
-    """`kv_layers` of a model with its tokens kept as `quantized` says. Raises ValueError where that cannot be."""
+    """`kv_layers` of a model with its tokens kept as `quantized` says, `plain` rounded up to whole pieces.
+
+    Raises ValueError where that cannot be.
+    """
+    plain = -(-plain // KV_PIECE) * KV_PIECE
     return quantized(kv_layers(config), scheme, plain=plain, per_layer=config.get("kv_config") or ())
 
 

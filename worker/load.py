@@ -19,7 +19,7 @@ from worker.engine.engine import Engine, Loaded
 from worker.engine.kv_budget import KvBudget
 
 if TYPE_CHECKING:
-    from worker.cache.disk import Spill
+    from worker.cache.store import Store
 
 Tell = Callable[[str, int, int], None]
 
@@ -74,16 +74,17 @@ def _build(launch: LaunchModel, path: Path, tell: Tell) -> Loaded:
             f"{format_bytes(kv.row_bytes(1))}; raise kv_bytes",
         )
     device = "gpu" if on_gpu else "cpu"
-    prefix = PrefixCache(launch.prefix_cache_bytes, model.model.same_kv)
-    spill = _spill(launch, model.checkpoint, str(model.dtype), device, chunk, list(model.model.layout))
+    prefix = PrefixCache(launch.prefix_cache_bytes, model.model.regime)
+    layout = list(model.model.layout)
+    goes_back = [cache.goes_back for cache in model.model.make_caches()]
+    store = _store(launch, model.checkpoint, goes_back, str(model.dtype), device, layout)
     return Loaded(
         model=model.model,
         prefix=prefix,
         max_rows=launch.max_rows,
         prefill_chunk=chunk,
         kv=kv,
-        spill=spill,
-        restored_bytes=spill.restore(prefix) if spill else 0,
+        store=store,
         description={
             "dtype": str(model.dtype).rpartition(".")[2],
             "kv_bytes_per_token": kv.token_bytes,
@@ -93,19 +94,22 @@ def _build(launch: LaunchModel, path: Path, tell: Tell) -> Loaded:
     )
 
 
-def _spill(launch: LaunchModel, checkpoint: Checkpoint, *facts: object) -> "Spill | None":
-    """Where the prefix cache lies between two workers; `facts`: what its arrays depend on besides the model."""
-    from worker.cache.disk import Spill, identity_of
+def _store(
+    launch: LaunchModel, checkpoint: Checkpoint, goes_back: list[bool], *facts: object
+) -> "Store | None":
+    """Where kept prompts lie between two workers; `facts`: what their arrays depend on besides the model."""
+    from worker.cache.store import Store, identity_of
 
-    if not launch.spill_dir or not launch.spill_bytes:
+    if not launch.spill_dir or not launch.spill_bytes or not launch.prefix_cache_bytes:
         return None
     try:
         identity = identity_of(checkpoint, *facts)
     except OSError:  # the model's files are gone: what is loaded serves on, and nobody will come back to it
         return None
-    return Spill(
+    return Store(
         Path(launch.spill_dir),
         identity,
+        goes_back,
         max_bytes=launch.spill_bytes,
         floor_bytes=launch.disk_floor_bytes,
     )

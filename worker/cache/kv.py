@@ -5,7 +5,7 @@
 they are kept quantized, what `worker.layers.packed` takes.
 """
 
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import mlx.core as mx
 import msgspec
@@ -33,9 +33,13 @@ class LayerState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LayerCache(Protocol):
-    """What attention and the engine need of a layer's cache. `planned`: see `DecoderModel.make_caches`."""
+    """What attention and the engine need of a layer's cache. `planned`: see `DecoderModel.make_caches`.
+
+    `goes_back`: every token can be trimmed away again, whatever came after it.
+    """
 
     planned: int
+    goes_back: ClassVar[bool]
 
     @property
     def offset(self) -> int: ...
@@ -50,6 +54,8 @@ class LayerCache(Protocol):
     def state(self) -> LayerState: ...
     def fill(self, arrays: list[mx.array]) -> None: ...
     def holds(self, shapes: list[list[int]]) -> bool: ...
+    def piece(self, begin: int, end: int) -> list[mx.array]: ...
+    def assemble(self, pieces: list[list[mx.array]], length: int) -> None: ...
     @property
     def nbytes(self) -> int: ...
 
@@ -58,6 +64,7 @@ class FullKV:
     """Keys and values of every token. `offset`: tokens seen."""
 
     __slots__ = ("buffer", "offset", "planned")
+    goes_back: ClassVar[bool] = True
 
     def __init__(self, form: Form = PLAIN) -> None:
         self.buffer = TokenBuffer(form)
@@ -114,6 +121,15 @@ class FullKV:
         """Whether arrays of these shapes can be those of a cache of this state, cut."""
         return self.buffer.are_arrays(shapes, self.offset)
 
+    def piece(self, begin: int, end: int) -> list[mx.array]:
+        """The arrays of the tokens `begin:end`."""
+        return [array[..., begin:end, :] for array in self.buffer.arrays]
+
+    def assemble(self, pieces: list[list[mx.array]], length: int) -> None:
+        """Be a cache of what some others gave as pieces of `length` tokens, in order."""
+        self.buffer.arrays = [mx.concatenate(list(parts), axis=2) for parts in zip(*pieces, strict=True)]
+        self.offset = len(pieces) * length
+
     @property
     def nbytes(self) -> int:
         return self.buffer.nbytes
@@ -127,6 +143,7 @@ class RotatingKV:
     """
 
     __slots__ = ("buffer", "offset", "planned", "start", "window")
+    goes_back: ClassVar[bool] = False
 
     def __init__(self, window: int, form: Form = PLAIN) -> None:
         if window < 1:
@@ -199,6 +216,12 @@ class RotatingKV:
         """Whether arrays of these shapes can be those of a cache of this state, cut."""
         return self.buffer.are_arrays(shapes, self.offset - self.start)
 
+    def piece(self, begin: int, end: int) -> list[mx.array]:
+        raise TypeError("a window is kept as a state, not in pieces")
+
+    def assemble(self, pieces: list[list[mx.array]], length: int) -> None:
+        raise TypeError("a window is kept as a state, not in pieces")
+
     @property
     def nbytes(self) -> int:
         return self.buffer.nbytes
@@ -215,6 +238,7 @@ class SplitKV:
     """
 
     __slots__ = ("first", "plain", "planned", "rest")
+    goes_back: ClassVar[bool] = True
 
     def __init__(self, plain: int, form: Form) -> None:
         self.plain = plain
@@ -290,6 +314,21 @@ class SplitKV:
             return self.first.holds(shapes)
         count = 2 * self.first.buffer.form.parts
         return self.first.holds(shapes[:count]) and self.rest.holds(shapes[count:])
+
+    def piece(self, begin: int, end: int) -> list[mx.array]:
+        """The arrays of the tokens `begin:end`, which all are kept as they come or all quantized."""
+        if end <= self.plain:
+            return self.first.piece(begin, end)
+        if begin < self.plain:
+            raise ValueError(f"tokens {begin} to {end} are kept in two ways, from {self.plain} on another")
+        return self.rest.piece(begin - self.plain, end - self.plain)
+
+    def assemble(self, pieces: list[list[mx.array]], length: int) -> None:
+        """Be a cache of what some others gave as pieces of `length` tokens, in order."""
+        front = pieces[: self.plain // length]
+        for part, of_it in ((self.first, front), (self.rest, pieces[len(front) :])):
+            if of_it:
+                part.assemble(of_it, length)
 
     @property
     def nbytes(self) -> int:

@@ -1,5 +1,7 @@
 """The cache of one recurrent layer (convolution, delta net): a state that does not grow."""
 
+from typing import ClassVar
+
 import mlx.core as mx
 
 from worker.cache.kv import LayerState, Mask
@@ -13,6 +15,7 @@ class RecurrentState:
     """
 
     __slots__ = ("offset", "planned", "states")
+    goes_back: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.states: list[mx.array] = []
@@ -63,6 +66,12 @@ class RecurrentState:
     def holds(self, shapes: list[list[int]]) -> bool:
         """Whether arrays of these shapes can be the states."""
         return all(shape and shape[0] == 1 for shape in shapes)
+
+    def piece(self, begin: int, end: int) -> list[mx.array]:
+        raise TypeError("a recurrent layer keeps no tokens")
+
+    def assemble(self, pieces: list[list[mx.array]], length: int) -> None:
+        raise TypeError("a recurrent layer keeps no tokens")
 
     @property
     def nbytes(self) -> int:

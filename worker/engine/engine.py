@@ -9,14 +9,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from shared.errors import ErrorCode, Failure
 from shared.wire import FinishReason, WorkerStats
+from worker.cache.prefix import Branch, Lookup, checkpoint_of, marks_of
 from worker.engine.kv_budget import KvBudget
 from worker.engine.pace import Pace
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, Status
 
 if TYPE_CHECKING:
-    from worker.engine.runner import Pending
+    from worker.engine.runner import Pending, Scores
 
 log = logging.getLogger("engine")
 T = TypeVar("T")
@@ -34,7 +36,9 @@ class Output:
     admitted: bool = False
     reused: int = 0  # with `admitted`: prompt tokens from the prefix cache
     prefilled: int | None = None  # prompt tokens in the KV cache now
+    scores: "Scores | None" = None  # with `token`, where the row asks for log-probabilities
     finish: FinishReason | None = None
+    failure: Failure | None = None  # the end, of this sequence alone
 
 
 OnOutputs = Callable[[list[Output]], None]
@@ -49,8 +53,7 @@ class Loaded:
     max_rows: int
     prefill_chunk: int
     kv: KvBudget = field(default_factory=KvBudget)  # of all rows
-    spill: Any = None  # `worker.cache.disk.Spill`, where the prefix cache outlives the worker
-    restored_bytes: int = 0  # of the prefix cache, from there
+    store: Any = None  # `worker.cache.store.Store`, where kept prompts outlive the worker
     description: dict[str, Any] = field(default_factory=dict)  # facts for whoever asked for the load
 
 
@@ -117,13 +120,17 @@ class Engine:
         self._inbox.put(lambda: self._cancel(sequence_id))
 
     def spill(self, should_stop: Callable[[], bool]) -> "Future[int]":
-        """Write the prefix cache to disk, where the load provided for it; gives the bytes that lie there now."""
+        """Have all that is kept on disk, where the load provided for it; gives the bytes that lie there then."""
 
         def write() -> int:
             loaded = self._loaded
-            if loaded is None or loaded.spill is None:
+            if loaded is None or loaded.store is None:
                 return 0
-            return int(loaded.spill.write(loaded.prefix, should_stop))
+            for entry in loaded.prefix.newest_first():
+                if should_stop() or not loaded.store.has_room():
+                    break
+                loaded.store.offer(entry.ids, entry.regime, entry.caches, entry.checkpoints)
+            return int(loaded.store.flush(should_stop))
 
         return self.call(write)
 
@@ -156,7 +163,8 @@ class Engine:
             cache_bytes=cache,
             kv_bytes=scheduler.promised_bytes if scheduler else 0,
             prefix_bytes=loaded.prefix.nbytes if loaded else 0,
-            restored_bytes=loaded.restored_bytes if loaded else 0,
+            restored_bytes=loaded.store.restored_bytes if loaded and loaded.store else 0,
+            disk_bytes=loaded.store.disk_bytes if loaded and loaded.store else 0,
             tokens=self._tokens,
         )
 
@@ -181,6 +189,8 @@ class Engine:
             log.exception("engine.fault")
             self._on_fault(error)
         finally:
+            if self._loaded is not None and self._loaded.store is not None:
+                self._loaded.store.close()
             self._loaded = None  # arrays are freed on the thread that made them
 
     def _take(self, *, wait: bool = True) -> bool:
@@ -214,8 +224,10 @@ class Engine:
                 self._keep(old)
             if not step and pending is None:
                 self._emit(outputs)
+                self._step_began = None
                 if not scheduler.has_work:
-                    self._step_began = None
+                    return
+                if not self._take():  # rows there are wait for the disk
                     return
                 continue
             self._step_began = time.monotonic()
@@ -223,6 +235,8 @@ class Engine:
             begun = runner.run(model, step) if step else None
             if pending is not None:
                 self._finish(pending)
+            if begun is not None:
+                runner.finish(begun)  # a grammar has seen the tokens before by now
             if (
                 begun is not None and begun.chunk
             ):  # nothing is built on a prompt that is not through: see design.md
@@ -230,6 +244,9 @@ class Engine:
                 begun = None
             self._emit([Output(row.id, prefilled=row.num_cached) for row, _ in step.prefill])
             self._chunks += len(step.prefill)
+            for row, _ in step.prefill:
+                if row.num_cached in row.marks:
+                    row.checkpoints[row.num_cached] = checkpoint_of(row.caches or [])
             pending = begun
             self._count()
 
@@ -244,35 +261,82 @@ class Engine:
         self._finished_at = now
 
     def _admit(self, sequence: Sequence) -> list[Output]:
-        """Give a new row its caches, from the prefix cache as far as that goes; one token is left to run.
+        """Give a new row its caches, from what is kept as far as that goes; one token is left to run.
 
-        Nobody hears of the second admission of a row that was preempted.
+        Where the disk has more of its prompt than memory has, the row waits for it and the others go on.
         """
         assert self._loaded is not None
-        caches, reused = self._loaded.prefix.take(sequence.prompt)
-        if caches is None:
+        loaded = self._loaded
+        branch, lookup = loaded.prefix.take(sequence.prompt)
+        if loaded.store is not None:
+            found = loaded.store.find(sequence.prompt, loaded.prefix.regime(len(sequence.prompt)))
+            if found.tokens > lookup.reused:
+                sequence.status = Status.RESTORING
+
+                def restored(good: Any) -> None:
+                    self._inbox.put(lambda: self._restored(sequence, branch, lookup, good))
+
+                loaded.store.fetch(found, restored)
+                return []
+        return self._begin(sequence, branch, lookup.reused, lookup.common)
+
+    def _restored(self, sequence: Sequence, branch: Branch | None, lookup: Lookup, good: Any) -> None:
+        """The disk has been read; what came of it may be less than was hoped for."""
+        assert self._loaded is not None
+        if sequence.status is not Status.RESTORING:
+            return
+        sequence.status = Status.PREFILL
+        reused = lookup.reused
+        if good.tokens > reused:
             caches = self._loaded.model.make_caches(len(sequence.prompt))
-        sequence.caches = caches
+            if tokens := self._loaded.store.build(good, caches, len(sequence.prompt)):
+                branch, reused = Branch(caches, {tokens: checkpoint_of(caches)}), tokens
+        self._emit(self._begin(sequence, branch, reused, max(lookup.common, reused)))
+
+    def _begin(self, sequence: Sequence, branch: Branch | None, reused: int, common: int) -> list[Output]:
+        """Nobody hears of the second admission of a row that was preempted."""
+        assert self._loaded is not None
+        if branch is None:
+            branch = Branch(self._loaded.model.make_caches(len(sequence.prompt)), {})
+        sequence.caches, sequence.checkpoints = branch.caches, dict(branch.checkpoints)
         sequence.num_cached = sequence.num_reused = reused
+        if not all(cache.goes_back for cache in branch.caches):
+            sequence.marks = marks_of(len(sequence.prompt), reused, common)
         return [] if sequence.was_preempted else [Output(sequence.id, admitted=True, reused=reused)]
 
     def _update(self, pending: "Pending") -> list[Output]:
         """Read the tokens of a step and book them; rows that ended meanwhile are passed over."""
         outputs: list[Output] = []
-        for row, token in zip(pending.rows, pending.read(), strict=True):
+        tokens, scores = pending.read(), pending.scores()
+        for place, (row, token) in enumerate(zip(pending.rows, tokens, strict=True)):
             if row.status is Status.FINISHED:
+                continue
+            if problem := _problem(row, token):
+                outputs.append(self._fail(row, problem))
                 continue
             row.generated.append(token)
             self._tokens += 1
-            output = Output(row.id, token=token)
+            output = Output(row.id, token=token, scores=scores.get(place))
             if token in row.eos:
                 output.finish = "stop"
-            elif row.num_generated >= row.max_tokens:
-                output.finish = "length"
+            else:
+                if row.constraint is not None:
+                    row.constraint.accept(token)
+                    output.finish = "stop" if row.constraint.is_complete else None
+                if output.finish is None and row.num_generated >= row.max_tokens:
+                    output.finish = "length"
             if output.finish:
                 self._end(row)
             outputs.append(output)
         return outputs
+
+    def _fail(self, row: Sequence, problem: str) -> Output:
+        """End a row that cannot go on; its KV may be what is wrong with it, and is not kept."""
+        row.caches = None
+        self._end(row)
+        message = f"request {row.id}: {problem}"
+        log.error("engine.row_failed: %s", message)
+        return Output(row.id, failure=Failure(ErrorCode.ENGINE_FAULT, message))
 
     def _add(self, sequence: Sequence) -> None:
         assert self._scheduler is not None
@@ -295,9 +359,14 @@ class Engine:
     def _keep(self, sequence: Sequence) -> None:
         """Keep the KV of a row that has left for the next request that begins alike."""
         assert self._loaded is not None
-        if sequence.caches is not None:
-            self._loaded.prefix.put(sequence.cached_ids, sequence.caches)
+        if sequence.caches is not None and sequence.num_cached:
+            ids, caches = sequence.cached_ids, sequence.caches
+            self._loaded.prefix.put(ids, caches, sequence.checkpoints)
+            if self._loaded.store is not None:
+                regime = self._loaded.prefix.regime(max(len(ids), caches[0].planned))
+                self._loaded.store.offer(ids, regime, caches, sequence.checkpoints)
         sequence.caches = sequence.token = None
+        sequence.checkpoints = {}
 
     def _emit(self, outputs: list[Output]) -> None:
         if outputs and self.on_outputs is not None:
@@ -317,3 +386,15 @@ class Engine:
         import mlx.core as mx
 
         self._memory = (mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory())
+
+
+def _problem(row: Sequence, token: int) -> str:
+    """Why a row ends here without an answer; empty: it does not."""
+    if row.constraint is not None and row.constraint.failure:
+        return f"its grammar cannot be matched any further: {row.constraint.failure}"
+    if token < 0:
+        return (
+            f"the model's logits for answer token {row.num_generated + 1} are not numbers (NaN or infinite); "
+            "ask again, or load the model with dtype float32"
+        )
+    return ""

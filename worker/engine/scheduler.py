@@ -95,7 +95,7 @@ class Scheduler:
                 step.decode.append(sequence)
         in_prefill = [s for s in self.active if s.status is Status.PREFILL]
         limit = self.prefill_chunk if budget is None else min(budget, self.prefill_chunk)
-        for place, count in shares([s.num_to_prefill for s in in_prefill], limit):
+        for place, count in shares([s.next_piece for s in in_prefill], limit):
             row = in_prefill[place]
             row.num_cached += count
             step.prefill.append((row, count))

@@ -91,9 +91,9 @@ class Rope:
         self.softmax_factor = softmax_factor
         self._regime = regime
 
-    def same(self, length: int, other: int) -> bool:
-        """Whether keys rotated for a sequence of `length` tokens serve one of `other` tokens as well."""
-        return self._regime is None or self._regime(length) == self._regime(other)
+    def regime(self, length: int) -> int:
+        """Keys rotated for sequences of two lengths serve each other where this is the same for both."""
+        return 0 if self._regime is None else self._regime(length)
 
     def interleaved(self) -> "Rope":
         """The same with neighbours paired."""

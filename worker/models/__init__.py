@@ -1,6 +1,6 @@
 """From a model directory to a loaded model: the table of families, and `load_model`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -46,8 +46,8 @@ class DecoderModel(Protocol):
         """Empty caches. `length`: tokens known to come, for rope kinds that depend on it."""
         ...
 
-    def same_kv(self, length: int, other: int) -> bool:
-        """Whether keys cached for a sequence of `length` tokens may be reused in one of `other` tokens."""
+    def regime(self, length: int) -> Hashable:
+        """Keys cached for a sequence of one length may be reused in one of another where this is the same for both."""
         ...
 
 

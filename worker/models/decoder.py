@@ -87,5 +87,5 @@ class Decoder:
     def make_caches(self, length: int = 0) -> list[LayerCache]:
         return make_caches(self.layout, length)
 
-    def same_kv(self, length: int, other: int) -> bool:
-        return all(rope.same(length, other) for rope in self.ropes.values())
+    def regime(self, length: int) -> tuple[int, ...]:
+        return tuple(rope.regime(length) for rope in self.ropes.values())

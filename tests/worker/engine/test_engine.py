@@ -29,7 +29,7 @@ class Harness:
 
         def build() -> Loaded:
             self.model = SuccessorModel(follow=follow)
-            prefix = PrefixCache(prefix_bytes, self.model.same_kv)
+            prefix = PrefixCache(prefix_bytes, self.model.regime)
             return Loaded(self.model, prefix, max_rows, chunk)
 
         self.loaded = self.engine.load(build).result(PATIENCE_S)

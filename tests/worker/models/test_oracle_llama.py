@@ -77,8 +77,8 @@ def test_oracle_a_prompt_longer_than_trained_for_needs_its_length_announced_only
 ) -> None:
     model = load_model(checkpoints.write_case(name, tmp_path / name)).model
     depends = name in ("rope_dynamic", "rope_longrope_short", "rope_longrope_long")
-    assert model.same_kv(8, 40) == (not depends)
-    assert model.same_kv(8, 24)
+    assert (model.regime(8) == model.regime(40)) == (not depends)
+    assert model.regime(8) == model.regime(24)
 
 
 def tiny_models() -> list[Any]:

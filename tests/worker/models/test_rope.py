@@ -145,4 +145,4 @@ def test_keys_serve_another_length_where_the_rotation_is_the_same(
     kind: str, length: int, other: int, same: bool
 ) -> None:
     rope = make_rope({"rope_type": kind, "rope_theta": 1e4, **KINDS[kind]}, DIM, 32)
-    assert rope.same(length, other) == same
+    assert (rope.regime(length) == rope.regime(other)) == same
