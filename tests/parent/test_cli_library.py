@@ -38,7 +38,7 @@ def test_ls_shows_names_types_and_broken_models(
 def test_ls_shows_every_root_and_names_of_the_settings_file(
     tiny: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_model(tmp_path / "more" / "extra-one", model_type="qwen3")
+    write_model(tmp_path / "more" / "extra-one", model_type="gemma2")
     HfCache(tmp_path / "hf" / "hub").commit("org/cached", "1" * 40, ref="main", hidden_size=32)
     text = f'model_dirs = ["{tmp_path / "more"}"]\n[models."org/cached"]\naliases = ["c"]\n'
     (data / "mlxd.toml").write_text(text)

@@ -161,7 +161,7 @@ def test_weights_with_fewer_layers_than_the_config_says_are_a_broken_model(tmp_p
     ("family", "support", "note"),
     [
         ("llama", "native", ""),
-        ("qwen3", "extra", "mlx-lm has the family qwen3"),
+        ("gemma2", "extra", "mlx-lm has the family gemma2"),
         ("qwen2_vl", "extra", "mlx-vlm has the family qwen2_vl"),
         ("unheard", "unsupported", "family 'unheard' is not supported"),
     ],

@@ -13,6 +13,7 @@ import safetensors.numpy
 from shared.errors import ErrorCode, Refused
 from tests.oracles.checkpoints import case, reference, write_case
 from tests.oracles.weights import shapes
+from tests.worker.models.running import dequantized
 from worker.layers.batch import solo
 from worker.models import FAMILIES, LoadedModel, choose_dtype, load_model
 
@@ -44,36 +45,6 @@ def only(*modules: str, **scheme: Any) -> dict[str, Any]:
     config, _ = case(CASE)
     every = [name.removesuffix(".weight") for name, shape in shapes(config).items() if len(shape) == 2]
     return {**scheme, **{module: False for module in every if module not in modules}}
-
-
-def dequantized(folder: Path, out: Path) -> Path:
-    """The same model with plain float32 weights, multiplied out by mlx."""
-    config = json.loads((folder / "config.json").read_text())
-    scheme = config.pop("quantization")
-    del config["quantization_config"]
-    tensors = mx.load(str(folder / "model.safetensors"))
-    assert isinstance(tensors, dict)
-    plain = {}
-    for name, value in tensors.items():
-        module, _, leaf = name.rpartition(".")
-        if leaf in ("scales", "biases"):
-            continue
-        if f"{module}.scales" in tensors and leaf == "weight":
-            how = {**scheme, **(scheme.get(module) or {})}
-            value = mx.dequantize(
-                value,
-                tensors[f"{module}.scales"],
-                tensors.get(f"{module}.biases"),
-                group_size=how["group_size"],
-                bits=how["bits"],
-                mode=how.get("mode", "affine"),
-                dtype=mx.float32,
-            )
-        plain[name] = value
-    write_case(CASE, out)
-    mx.save_safetensors(str(out / "model.safetensors"), plain)
-    (out / "config.json").write_text(json.dumps(config))
-    return out
 
 
 SCHEMES = {

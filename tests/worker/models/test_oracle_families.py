@@ -1,4 +1,4 @@
-"""The llama family against Hugging Face transformers: logits and greedy text, however the prompt is cut."""
+"""Every family against Hugging Face transformers: logits and greedy text, however the prompt is cut."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.oracles import checkpoints
-from worker.layers.batch import solo
-from worker.models import FAMILIES, DecoderModel, load_model
+from tests.worker.models.running import greedy_of, logits_of
+from worker.models import FAMILIES, load_model
 
 TINY = Path(__file__).parents[3].parent / "shared" / "models" / "tiny"
 TOLERANCE = 1e-4
@@ -25,26 +25,6 @@ CUTS = {
     "sevens": [7, 14, 21, 28, 35],
     "token by token": list(range(1, 64)),
 }
-
-
-def pieces(ids: np.ndarray, cuts: list[int]) -> list[np.ndarray]:
-    return [piece for piece in np.split(ids, [cut for cut in cuts if cut < len(ids)]) if len(piece)]
-
-
-def logits_of(model: DecoderModel, ids: np.ndarray, cuts: list[int]) -> np.ndarray:
-    caches = model.make_caches(len(ids))
-    parts = [model.head(model(solo(mx.array(piece), caches))) for piece in pieces(ids, cuts)]
-    return np.array(mx.concatenate(parts))
-
-
-def greedy_of(model: DecoderModel, ids: np.ndarray, count: int) -> list[int]:
-    caches = model.make_caches(len(ids))
-    tokens, found = mx.array(ids), []
-    for _ in range(count):
-        last = model.head(model(solo(tokens, caches))[-1:])
-        tokens = mx.argmax(last, axis=-1).astype(mx.int32)
-        found.append(int(tokens.item()))
-    return found
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -76,7 +56,7 @@ def test_oracle_a_prompt_longer_than_trained_for_needs_its_length_announced_only
     name: str, tmp_path: Path
 ) -> None:
     model = load_model(checkpoints.write_case(name, tmp_path / name)).model
-    depends = name in ("rope_dynamic", "rope_longrope_short", "rope_longrope_long")
+    depends = checkpoints.case(name)[0]["rope_parameters"]["rope_type"] in ("dynamic", "longrope")
     assert (model.regime(8) == model.regime(40)) == (not depends)
     assert model.regime(8) == model.regime(24)
 
