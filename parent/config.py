@@ -74,7 +74,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "auto"
     kv_start: Annotated[
-        int, Meta(ge=0, description="tokens at the beginning that are never quantized, rounded up to 64", extra=_RELOAD)
+        int,
+        Meta(
+            ge=0,
+            description="tokens at the beginning that are never quantized, rounded up to 64",
+            extra=_RELOAD,
+        ),
     ] = 0
     blas: Annotated[
         str,

@@ -153,6 +153,10 @@ def kv_room(layers: Sequence[LayerKv], tokens: int, chunk: int, elem_bytes: floa
     return int(total)
 
 
+def _never_slides(config: Config, layer: int) -> bool:
+    return False
+
+
 def attention_kinds(config: Config) -> list[str]:
     """`full_attention`, `sliding_attention` … of every layer, however the config says it."""
     count = config.get("num_hidden_layers", 0)
@@ -160,7 +164,7 @@ def attention_kinds(config: Config) -> list[str]:
     if len(kinds) == count:
         return list(kinds)
     family = config.get("text_model_type", config.get("model_type"))
-    sliding = _SLIDES.get(str(family), lambda config, layer: False)
+    sliding = _SLIDES.get(str(family), _never_slides)
     windowed = bool(config.get("sliding_window"))
     return [
         "sliding_attention" if windowed and sliding(config, layer) else "full_attention"

@@ -279,6 +279,32 @@ class ModelFacts(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     defaults: Sampling = Sampling()
 
 
+class CacheLookup(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a prompt was found among what is kept in memory, and why not further.
+
+    `common`: its longest common beginning with anything kept. `kept` and `asked`: the texts of the first tokens that
+    differ there, "" where nothing follows. `reason`: in words.
+    """
+
+    prompt_tokens: int
+    reused: int
+    common: int
+    reason: str
+    kept: str = ""
+    asked: str = ""
+
+
+class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /cache`: what is kept of prompts, and how the last of them were looked up, the newest first."""
+
+    prefix_bytes: int
+    prefix_limit: int
+    entries: int
+    disk_bytes: int
+    restored_bytes: int
+    lookups: list[CacheLookup]
+
+
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /stats` and the numbers of a heartbeat."""
 

@@ -148,6 +148,17 @@ class Engine:
 
         return self.call(change)
 
+    def lookups(self) -> "Future[tuple[list[Lookup], int, int]]":
+        """The newest lookups of kept prompts, oldest first; entries kept, and their cap in bytes."""
+
+        def read() -> tuple[list[Lookup], int, int]:
+            if self._loaded is None:
+                return [], 0, 0
+            prefix = self._loaded.prefix
+            return list(prefix.lookups), len(prefix), prefix.max_bytes
+
+        return self.call(read)
+
     def stats(self) -> WorkerStats:
         """Counters as of the last step; never waits for the engine."""
         scheduler, loaded = self._scheduler, self._loaded
