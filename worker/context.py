@@ -4,11 +4,13 @@ import asyncio
 import json
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from shared.control import LaunchModel
 from shared.wire import ModelFacts, Sampling
+from worker.engine.grammar import GrammarCompiler
 from worker.engine.kv_budget import KvBudget
 from worker.load import Loading
 from worker.text.detokenizer import DetokenizerFactory
@@ -32,6 +34,13 @@ class ModelContext:
     eos: frozenset[int]
     defaults: Sampling
     kv: KvBudget
+    grammars: GrammarCompiler
+
+    @cached_property
+    def xtc_keep(self) -> tuple[int, ...]:
+        """Ids that XTC never takes away: the ends of an answer, and of a line."""
+        lines = (self.tokenizer.encode_rendered(text) for text in ("\n", "\n\n"))
+        return (*sorted(self.eos), *dict.fromkeys(ids[0] for ids in lines if len(ids) == 1))
 
     @property
     def context(self) -> int:
@@ -80,6 +89,7 @@ async def open_context(launch: LaunchModel, loading: Loading) -> ModelContext:
         frozenset(eos),
         defaults,
         loaded.kv,
+        GrammarCompiler(tokenizer, frozenset(eos), facts.vocab_size),
     )
 
 
@@ -104,4 +114,5 @@ def read_sampling_defaults(path: Path) -> Sampling:
         top_p=top_p or None,
         top_k=None if top_k is None else int(top_k),
         min_p=number("min_p", 0, 1),
+        repetition_penalty=number("repetition_penalty", 1e-3, 1e3),
     )

@@ -1,39 +1,66 @@
 """One forward pass of a step; the only caller of the model. Graphs stay lazy, nothing is read here.
 
-All tokens of a step, those of decoding rows and pieces of prompts, are one pass and one `mx.async_eval`.
+All tokens of a step, those of decoding rows and pieces of prompts, are one pass and one `mx.async_eval`; where a row
+has a grammar, the draw is a second one, built while the pass is under way and the tokens before have been read.
 """
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import mlx.core as mx
 
-from worker.engine.sampling import sample
+from worker.engine.grammar import masks
+from worker.engine.processors import newest
+from worker.engine.sampling import Draw, draw
 from worker.engine.scheduler import Step
-from worker.engine.sequence import Sequence
+from worker.engine.sequence import Sequence, Status
 from worker.layers.batch import Batch
 
 _async_eval: Any = mx.async_eval  # mlx leaves it untyped
 
 
+@dataclass(frozen=True)
+class Scores:
+    """Log-probabilities of a drawn token and of the likeliest in its place, (id, logprob), the best first."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
 @dataclass
 class Pending:
-    """A step under evaluation: the rows that get a token, the array [rows] that will hold the tokens,
-
-    and the arrays of the caches of rows that are still in prefill.
+    """A step under evaluation: the rows that get a token, what is drawn for them, or the logits [rows, V] that it will
+    be drawn from, and the arrays of the caches of rows that are still in prefill.
     """
 
     num_prefill: int
     decoded: bool
     rows: list[Sequence] = field(default_factory=list)
-    tokens: mx.array | None = None
+    logits: mx.array | None = None  # until they are drawn from
+    drawn: Draw | None = None
     chunk: list[mx.array] = field(default_factory=list)
     begun_at: float = field(default_factory=time.monotonic)
 
     def read(self) -> list[int]:
-        """The tokens, one a row; waits for them."""
-        return [] if self.tokens is None else cast(list[int], self.tokens.tolist())
+        """The tokens, one a row; waits for them. `sampling.BAD`: there is none."""
+        return [] if self.drawn is None else cast(list[int], self.drawn.tokens.tolist())
+
+    def scores(self) -> dict[int, Scores]:
+        """By place in `rows`, of those that ask for them."""
+        found: dict[int, Scores] = {}
+        for told in [] if self.drawn is None else self.drawn.told:
+            drawn = cast(list[float], told.drawn.tolist())
+            tops: list[list[tuple[int, float]]] = [[]] * len(drawn)
+            if told.ids is not None and told.values is not None:
+                ids = cast(list[list[int]], told.ids.tolist())
+                values = cast(list[list[float]], told.values.tolist())
+                tops = [list(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
+            for place, logprob, top in zip(told.places, drawn, tops, strict=True):
+                count = self.rows[place].sampling.logprobs or 0
+                found[place] = Scores(logprob, [(i, value) for i, value in top[:count] if value > -math.inf])
+        return found
 
     def settle(self) -> None:
         """Wait for the chunks, and give the memory of their intermediate arrays back."""
@@ -43,9 +70,9 @@ class Pending:
 
 
 def run(model: Any, step: Step) -> Pending:
-    """Build the graph of `step` and start its evaluation."""
+    """Build the graph of `step` and start its evaluation; `finish` follows where a row has a grammar."""
     pending = Pending(step.num_prefill, bool(step.decode))
-    ids: list[mx.array] = [row.token for row in step.decode]
+    ids: list[mx.array] = [newest(step.decode)] if step.decode else []
     parts: list[tuple[list[Any], int]] = [(row.caches or [], 1) for row in step.decode]
     places = list(range(len(step.decode)))
     pending.rows += step.decode
@@ -59,20 +86,34 @@ def run(model: Any, step: Step) -> Pending:
     batch = Batch(ids[0] if len(ids) == 1 else mx.concatenate(ids), parts)
     hidden = model(batch)
     if places:
-        pending.tokens = _draw(model.head(batch.last(hidden, places)), pending.rows)
+        pending.logits = model.head(batch.last(hidden, places))
     for row, _ in step.prefill:
         if row.num_to_prefill > 0:
             pending.chunk += [array for cache in row.caches or [] for array in cache.arrays()]
-    _async_eval(*pending.chunk, *([] if pending.tokens is None else [pending.tokens]))
+    if pending.logits is None or any(row.constraint is not None for row in pending.rows):
+        _async_eval(*pending.chunk, *([] if pending.logits is None else [pending.logits]))
+    else:
+        finish(pending)
     return pending
 
 
-def _draw(logits: mx.array, rows: list[Sequence]) -> mx.array:
-    """The next token of each row from its `logits` [R, V] -> [R]; rows keep theirs for the next step."""
-    drawn = []
-    for place, row in enumerate(rows):
-        index = row.num_resumed + row.num_sampled - 1
-        token = sample(logits[place], row.sampling, row.seed, index).reshape(1)
-        row.token = token.astype(mx.int32)
-        drawn.append(token)
-    return drawn[0] if len(drawn) == 1 else mx.concatenate(drawn)
+def finish(pending: Pending) -> None:
+    """Draw the tokens of a step that has not been drawn from yet, and start that.
+
+    Every token before them has been read where a row has a grammar. Rows that ended meanwhile are left out.
+    """
+    logits, pending.logits = pending.logits, None
+    if logits is None:
+        return
+    alive = [place for place, row in enumerate(pending.rows) if row.status is not Status.FINISHED]
+    if len(alive) < len(pending.rows):
+        pending.rows = [pending.rows[place] for place in alive]
+        if not alive:
+            return
+        logits = logits[mx.array(alive)]
+    held = {n: row.constraint for n, row in enumerate(pending.rows) if row.constraint is not None}
+    allowed = dict(zip(held, masks(list(held.values()), logits.shape[-1]), strict=True)) if held else None
+    pending.drawn = draw(logits, pending.rows, allowed)
+    for place, row in enumerate(pending.rows):
+        row.token = (pending.drawn.tokens, place)
+    _async_eval(*pending.chunk, *pending.drawn.arrays())
