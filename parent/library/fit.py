@@ -6,6 +6,7 @@ server: every row in use, at the whole context, with the prefix cache full.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -31,9 +32,10 @@ class Shape(msgspec.Struct, frozen=True):
     """The sizes of a decoder that decide what one step needs."""
 
     hidden: int
-    intermediate: int
+    intermediate: int  # of a token: with experts, of all that it goes to, their answers included
     heads: int
     vocab: int
+    expanded: int = 0  # values that latent attention makes of a token of context, in one layer
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +99,25 @@ def transient_bytes(shape: Shape, context: int, chunk: int, rows: int = 1, *, sc
     """
     tokens = min(chunk, context)
     per_token = 4 * shape.hidden + 3 * shape.intermediate + (shape.heads * context if scores else 0)
-    return FLOAT_BYTES * (tokens * per_token + rows * shape.vocab)
+    return FLOAT_BYTES * (tokens * per_token + context * shape.expanded + rows * shape.vocab)
+
+
+def shape_of(config: Mapping[str, Any]) -> Shape:
+    """The sizes of the model that a normalised config describes."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    chosen = config.get("num_experts_per_tok", 0)
+    nope, turned, value = (
+        config.get(key, 0) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    )
+    return Shape(
+        hidden=hidden,
+        intermediate=max(
+            config["intermediate_size"], chosen * (hidden + config.get("moe_intermediate_size", 0))
+        ),
+        heads=heads,
+        vocab=config["vocab_size"],
+        expanded=heads * (2 * nope + turned + value),
+    )
 
 
 def runs_wide(entry: ModelEntry, device: Device, dtype: str = "auto") -> bool:
@@ -145,12 +165,7 @@ def bill(
     config = entry.config
     float32 = runs_wide(entry, device, dtype)
     chunk = prefill_chunk or (CHUNK_CPU if device.kind == "cpu" else CHUNK_GPU)
-    shape = Shape(
-        hidden=config["hidden_size"],
-        intermediate=config["intermediate_size"],
-        heads=config["num_attention_heads"],
-        vocab=config["vocab_size"],
-    )
+    shape = shape_of(config)
 
     def row(count: int) -> int:
         return kv_bytes_of(entry, count, float32, kv_cache=kv_cache, kv_start=kv_start)

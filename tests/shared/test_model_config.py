@@ -91,6 +91,14 @@ def test_rope_of_either_dialect(given: dict[str, Any], expected: dict[str, Any])
             "quantization",
             {"bits": 4},
         ),
+        ({"num_local_experts": 8}, "num_experts", 8),
+        ({"n_routed_experts": 8}, "num_experts", 8),
+        ({"model_type": "gpt_oss", "intermediate_size": 9}, "moe_intermediate_size", 9),
+        (
+            {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}},
+            "quantization",
+            {"mode": "mxfp4", "bits": 4, "group_size": 32},
+        ),
     ],
 )
 def test_one_spelling(given: dict[str, Any], key: str, expected: Any) -> None:
@@ -110,7 +118,31 @@ def test_nulls_are_dropped() -> None:
         ({"model_type": "mistral", "sliding_window": None}, [0, 0]),
         ({"model_type": "mistral", "sliding_window": 8}, [8, 8]),
         ({"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}, [8, 0]),
+        ({"model_type": "phi3", "sliding_window": 8}, [8, 8]),
+        ({"model_type": "qwen2", "sliding_window": 8, "max_window_layers": 1}, [0, 0]),
+        (
+            {
+                "model_type": "qwen2",
+                "sliding_window": 8,
+                "max_window_layers": 1,
+                "use_sliding_window": True,
+            },
+            [0, 8],
+        ),
+        ({"model_type": "qwen3", "sliding_window": 8, "layer_types": ["sliding_attention"] * 2}, [0, 0]),
+        ({"model_type": "gpt_oss", "sliding_window": 8}, [8, 0]),
     ],
 )
 def test_windows_by_layer(given: dict[str, Any], windows: list[int]) -> None:
     assert [layer.window for layer in kv_layers(normalise({**BASE, **given}))] == windows
+
+
+def test_latent_attention_keeps_a_latent_and_a_key() -> None:
+    sizes = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+    layers = kv_layers(normalise({**BASE, "model_type": "deepseek_v3", **sizes}))
+    assert [layer.token_values() for layer in layers] == [576, 576]
+
+
+def test_mxfp4_in_the_layout_of_gpt_oss_is_no_other_familys() -> None:
+    with pytest.raises(ValueError, match="quantized with 'mxfp4'"):
+        normalise({**BASE, "quantization_config": {"quant_method": "mxfp4"}})

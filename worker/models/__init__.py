@@ -98,8 +98,8 @@ def load_model(
 ) -> LoadedModel:
     """Load the model directory at `path`. Raises `Refused` (bad_checkpoint, unsupported).
 
-    `kv_cache`, `kv_start`: as in the launch record. `dtype` "auto": float32 on mlx's CPU backend, the checkpoint's own elsewhere. `on_progress(done, total)`
-    in bytes. Call it on the thread that will run the model.
+    `kv_cache`, `kv_start`: as in the launch record. `dtype` "auto": float32 on mlx's CPU backend, the checkpoint's
+    own elsewhere. `on_progress(done, total)` in bytes. Call it on the thread that will run the model.
     """
     checkpoint = inspect(path)
     build = FAMILIES.get(checkpoint.model_type)
