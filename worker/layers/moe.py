@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from worker.layers.activations import Activation
 from worker.layers.linear import Linear
-from worker.layers.stacked import Stacked
+from worker.layers.stacked import DenseStacked, Stacked
 
 Routing = tuple[mx.array, mx.array]
 """Which experts a token goes to `[T, k]` uint32, and what their answers weigh `[T, k]` float32."""
@@ -20,6 +20,9 @@ Combine = Callable[[mx.array, mx.array], mx.array]
 
 MANY = 64
 """Answers of experts from which on they are computed expert by expert instead of token by token."""
+
+BLOCK, BLOCKS_FROM = 16, 4
+"""Tokens of one expert that mlx's CPU backend multiplies at once, given so many answers per expert or more."""
 
 
 def gated(act: Activation) -> Combine:
@@ -41,10 +44,12 @@ def clipped_swiglu(alpha: float, limit: float) -> Combine:
 class Experts:
     """E gated MLPs of one shape; `gate` and `up` are `[E, wide, D]`, `down` `[E, D, wide]`."""
 
-    __slots__ = ("combine", "down", "gate", "up")
+    __slots__ = ("combine", "count", "down", "gate", "up")
 
     def __init__(self, gate: Stacked, up: Stacked, down: Stacked, combine: Combine) -> None:
         self.gate, self.up, self.down, self.combine = gate, up, down, combine
+        on_cpu = mx.default_device().type == mx.DeviceType.cpu
+        self.count = gate.weight.shape[0] if on_cpu and isinstance(gate, DenseStacked) else 0
 
     def __call__(self, x: mx.array, routing: Routing) -> mx.array:
         """The weighed answers to `x` [T, D] of the experts of each token, summed: [T, D]."""
@@ -52,12 +57,36 @@ class Experts:
         count, each = indices.shape
         if count * each < MANY:
             answers = self._answers(x[:, None, None], indices, in_order=False)
+        elif self.count and count * each >= BLOCKS_FROM * self.count:
+            answers = self._by_blocks(x, indices).reshape(count, each, 1, -1)
         else:
             flat = indices.reshape(-1)
             order = mx.argsort(flat)
             answers = self._answers(x[order // each][:, None], flat[order], in_order=True)
             answers = answers[mx.argsort(order)].reshape(count, each, 1, -1)
         return (answers[..., 0, :] * weights[..., None].astype(x.dtype)).sum(axis=1)
+
+    def _by_blocks(self, x: mx.array, indices: mx.array) -> mx.array:
+        """Answers `[T * k, D]`, from blocks of tokens of one expert each.
+
+        On CPU `gather_mm` multiplies matrix by matrix, so that a row by itself costs many times a row of a block. The
+        last block of an expert is filled up with any token; how many blocks there are at most is known beforehand.
+        """
+        each, flat = indices.shape[1], indices.reshape(-1).astype(mx.int32)
+        sizes = (flat[:, None] == mx.arange(self.count)).sum(axis=0).astype(mx.int32)
+        room = (sizes + BLOCK - 1) // BLOCK * BLOCK
+        ends = mx.cumsum(room)
+        order = mx.argsort(flat)
+        shift = (ends - room) - (mx.cumsum(sizes) - sizes)
+        slots = mx.arange(flat.size, dtype=mx.int32) + shift[flat[order]]
+        blocks = (flat.size + self.count * (BLOCK - 1)) // BLOCK
+        tokens = mx.zeros(blocks * BLOCK, mx.int32)
+        tokens[slots] = order.astype(mx.int32) // each
+        begins = mx.arange(blocks, dtype=mx.int32) * BLOCK
+        owners = mx.minimum((ends <= begins[:, None]).sum(axis=1), self.count - 1)
+        rows = x[tokens].reshape(blocks, BLOCK, -1)
+        answers = self._answers(rows, owners, in_order=True).reshape(blocks * BLOCK, -1)
+        return answers[slots[mx.argsort(order)]]
 
     def _answers(self, x: mx.array, indices: mx.array, *, in_order: bool) -> mx.array:
         gate = self.gate.gather(x, indices, in_order=in_order)

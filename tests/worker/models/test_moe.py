@@ -9,6 +9,7 @@ import pytest
 from worker.layers.activations import silu
 from worker.layers.linear import DenseLinear
 from worker.layers.moe import (
+    BLOCK,
     MANY,
     Experts,
     SigmoidRouter,
@@ -97,9 +98,10 @@ def test_sigmoids_choose_with_their_correction_and_weigh_without_it(
     assert same(routing(router, x), expected)
 
 
+@pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize("count", [1, MANY // K, MANY // K + 1, 100])
 @pytest.mark.parametrize("combine", ["silu", "clipped"])
-def test_experts_answer_in_any_number_what_each_would_alone(count: int, combine: str) -> None:
+def test_experts_answer_in_any_number_what_each_would_alone(count: int, combine: str, blocks: bool) -> None:
     shapes = {"gate": (EXPERTS, WIDE, DIM), "up": (EXPERTS, WIDE, DIM), "down": (EXPERTS, DIM, WIDE)}
     weight = {name: draw(*shape, seed=ord(name[0])) for name, shape in shapes.items()}
     bias = {name: draw(*shape[:2], seed=ord(name[0])) for name, shape in shapes.items()}
@@ -107,6 +109,7 @@ def test_experts_answer_in_any_number_what_each_would_alone(count: int, combine:
     experts = Experts(
         *(DenseStacked(mx.array(weight[name]), mx.array(bias[name])) for name in ("gate", "up", "down")), act
     )
+    experts.count = EXPERTS if blocks else 0
     x, router = draw(count, DIM), TopSoftmaxRouter(gate(), K)
     expected = np.zeros((count, DIM))
     for token, chosen in enumerate(routing(router, x)):
@@ -121,6 +124,22 @@ def test_experts_answer_in_any_number_what_each_would_alone(count: int, combine:
     found = np.array(experts(mx.array(x), router(mx.array(x))))
     assert found.shape == (count, DIM)
     assert np.abs(found - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize("chosen", [[0], [EXPERTS - 1], [3], [0, 5], list(range(EXPERTS))])
+def test_blocks_of_tokens_answer_whoever_is_chosen(chosen: list[int]) -> None:
+    """Experts that nobody chose, one that all chose, and blocks filled to the last token."""
+    stack = DenseStacked(mx.array(draw(EXPERTS, DIM, DIM)))
+    experts = Experts(stack, stack, stack, lambda one, other: one)
+    experts.count = EXPERTS
+    for count in (BLOCK, BLOCK + 1, 7 * BLOCK, 100):
+        x = mx.array(draw(count, DIM))
+        indices = mx.array([[chosen[token % len(chosen)]] for token in range(count)], mx.uint32)
+        expected = [
+            np.array(stack.weight[i] @ (stack.weight[i] @ one))
+            for i, one in zip(indices[:, 0].tolist(), x, strict=True)
+        ]
+        assert np.abs(np.array(experts._by_blocks(x, indices)) - np.array(expected)).max() < 1e-4
 
 
 def test_all_experts_are_the_greatest_of_as_many() -> None:
