@@ -102,8 +102,8 @@ class GrammarCompiler:
             if not matcher.is_error():
                 matcher.compute_bitmask()  # finds a language without sentences
             if matcher.is_error():
-                empty = matcher.stop_reason() in ("NoExtension", "NoExtensionBias")
-                raise _refused("no text fits it" if empty else matcher.get_error())
+                problem = matcher.get_error()
+                raise _refused("no text fits it" if problem.startswith("NoExtension") else problem)
             with self._lock:
                 self._kept[source] = matcher
                 while len(self._kept) > MAX_KEPT:
