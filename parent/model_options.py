@@ -29,6 +29,16 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     min_p: Annotated[float, Meta(ge=0, le=1, description="least share of the likeliest; 0 = off")] | None = (
         None
     )
+    repetition_penalty: (
+        Annotated[float, Meta(ge=0.001, le=1000, description="divides logits of recent tokens; 1 = off")]
+        | None
+    ) = None
+    presence_penalty: (
+        Annotated[float, Meta(ge=-100, le=100, description="taken off recent tokens; 0 = off")] | None
+    ) = None
+    frequency_penalty: (
+        Annotated[float, Meta(ge=-100, le=100, description="the same, each time they occur; 0 = off")] | None
+    ) = None
     max_tokens: Annotated[int, Meta(ge=1, description="tokens of one answer")] | None = None
     max_context: Annotated[int, Meta(ge=1, description="tokens of prompt and answer")] | None = None
     thinking: Annotated[bool, Meta(description="the template's enable_thinking")] | None = None

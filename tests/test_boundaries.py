@@ -84,7 +84,7 @@ THIRD_PARTY: dict[str, set[str]] = {
 }
 
 # Law 1: the parent survives because no native model code is ever in it.
-NEVER_IN_THE_PARENT = ("mlx", "numpy", "tokenizers", "safetensors", "jinja2", "worker")
+NEVER_IN_THE_PARENT = ("mlx", "numpy", "tokenizers", "safetensors", "jinja2", "llguidance", "worker")
 
 PURE = [
     "shared.version",

@@ -112,7 +112,11 @@ def draw(logits: mx.array, rows: Seq[Sequence], allowed: Mapping[int, np.ndarray
         members = [rows[place] for place in places]
         masks = np.stack([allowed[place] for place in places]) if key.masked else None
         block = process(block.astype(mx.float32), members, key, masks)
-        tokens = _likeliest(block) if key.greedy else _drawn(block, members, key)
+        if key.greedy:
+            is_good = _is_good(mx.max(block, axis=-1))
+            tokens = mx.where(is_good, mx.argmax(block, axis=-1).astype(mx.int32), BAD)
+        else:
+            tokens = _drawn(block, members, key)
         if key.logprobs:
             told.append(_tell(block, tokens, places, [row.sampling for row in members]))
         drawn.append(tokens)
@@ -247,7 +251,11 @@ def exclude_top(logprobs: mx.array, plans: Seq[SamplingPlan], chances: mx.array)
 
 
 def _likeliest(logits: mx.array) -> mx.array:
-    """[R, V] -> [R]. A NaN anywhere in a row wins its argmax, so one look at the winner is enough."""
+    """[R, V] -> [R]; one look at the winner tells a row without numbers.
+
+    On the CPU a NaN anywhere wins an argmax. A GPU passes over single ones, not over a row of them, which is what a
+    pass that has gone wrong gives.
+    """
     tokens = mx.argmax(logits, axis=-1, keepdims=True)
     best = mx.take_along_axis(logits, tokens, axis=-1)
     return mx.where(_is_good(best), tokens.astype(mx.int32), BAD)[:, 0]
