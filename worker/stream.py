@@ -181,6 +181,9 @@ class Stream:
 
     def _end(self, last: Finish | Failed) -> None:
         self._flush_pieces()
+        if self._ids and isinstance(last, Finish) and last.stop_sequence is None:  # of tokens without text
+            kind = Reasoning if self._splitter is not None and self._splitter.in_reasoning else Text
+            self._events.append(kind("", self._ids, self._logprobs))
         self._events.append(last)
         self.is_done = True
         self.ended.set()

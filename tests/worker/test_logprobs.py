@@ -9,7 +9,7 @@ from shared import ndjson
 from shared.errors import ErrorCode, Refused
 from shared.wire import ChatPrompt, Event, Logprob, Reasoning, Sampling, Text, TokenPrompt
 from tests.oracles.checkpoints import reference, write_case
-from tests.worker.asking import GREEDY, WARM, ask, ids, request, run, served
+from tests.worker.asking import GREEDY, WARM, ask, ids, request, run, served, text
 
 CASE = "llama_tied"
 
@@ -142,5 +142,20 @@ def test_logprobs_are_those_of_the_biased_distribution(model_dir):
             sampling = Sampling(temperature=0, logit_bias={77: 100.0})
             [first, *_] = logprobs(await ask(pipeline, request(sampling=sampling, logprobs=1, max_tokens=2)))
             assert (first.id, round(first.logprob, 4)) == (77, 0)
+
+    run(body)
+
+
+def test_tokens_without_text_are_told_too_at_the_end(model_dir):
+    async def body() -> None:
+        async with served(model_dir) as pipeline:
+            silent = next(
+                i for i in sorted(pipeline.context.tokenizer.special_ids) if i not in pipeline.context.eos
+            )
+            sampling = Sampling(temperature=0, logit_bias={silent: 100.0})
+            events = await ask(pipeline, request(sampling=sampling, logprobs=0, max_tokens=5))
+            assert ids(events) == [silent] * 5
+            assert [one.id for one in logprobs(events)] == [silent] * 5
+            assert text(events) == ""
 
     run(body)
