@@ -118,9 +118,10 @@ class GrammarCompiler:
         with self._lock:
             if self._tokenizer is None:
                 try:
-                    self._tokenizer = LLTokenizer(
-                        self._text.core.to_str(), n_vocab=self._size, eos_token=self._eos or None
-                    )
+                    bare = LLTokenizer(
+                        self._text.core.to_str(), n_vocab=self._size, eos_token=self._eos or None, slices=[]
+                    )  # in two pieces, since neither lets other threads run meanwhile
+                    self._tokenizer = bare.with_slices(LLTokenizer.general_slices())
                 except Exception as error:  # ValueError, or whatever its Rust side panics with
                     message = (
                         f"a grammar cannot be enforced with this model's tokenizer: {_one_line(str(error))}"
