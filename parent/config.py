@@ -81,6 +81,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra=_RELOAD,
         ),
     ] = 0
+    check_prefix: Annotated[
+        bool,
+        Meta(
+            description="for debugging: run prompts that are reused whole as well, and log how far logits differ",
+            extra=_RELOAD,
+        ),
+    ] = False
     blas: Annotated[
         str,
         Meta(

@@ -83,6 +83,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         | None
     ) = None
     kv_start: Annotated[int, Meta(ge=0, description="as the setting", extra=_RELOAD)] | None = None
+    check_prefix: Annotated[bool, Meta(description="as the setting", extra=_RELOAD)] | None = None
     dtype: (
         Annotated[
             str,
@@ -109,6 +110,7 @@ OVER_SETTINGS = (
     "kv_bytes",
     "kv_cache",
     "kv_start",
+    "check_prefix",
     "dtype",
 )
 """Options that stand over the flat setting of the same name."""

@@ -84,6 +84,7 @@ def _build(launch: LaunchModel, path: Path, tell: Tell) -> Loaded:
         max_rows=launch.max_rows,
         prefill_chunk=chunk,
         kv=kv,
+        check_prefix=launch.check_prefix,
         store=store,
         description={
             "dtype": str(model.dtype).rpartition(".")[2],

@@ -53,6 +53,7 @@ class Loaded:
     max_rows: int
     prefill_chunk: int
     kv: KvBudget = field(default_factory=KvBudget)  # of all rows
+    check_prefix: bool = False  # compare every prompt that is taken up with one that is run whole
     store: Any = None  # `worker.cache.store.Store`, where kept prompts outlive the worker
     description: dict[str, Any] = field(default_factory=dict)  # facts for whoever asked for the load
 
@@ -311,6 +312,11 @@ class Engine:
             branch = Branch(self._loaded.model.make_caches(len(sequence.prompt)), {})
         sequence.caches, sequence.checkpoints = branch.caches, dict(branch.checkpoints)
         sequence.num_cached = sequence.num_reused = reused
+        if self._loaded.check_prefix and reused:
+            from worker.engine.recheck import recheck
+
+            chunk = self._loaded.prefill_chunk
+            recheck(self._loaded.model, sequence.id, sequence.prompt, branch.caches, reused, chunk)
         if not all(cache.goes_back for cache in branch.caches):
             sequence.marks = marks_of(len(sequence.prompt), reused, common)
         return [] if sequence.was_preempted else [Output(sequence.id, admitted=True, reused=reused)]
