@@ -5,7 +5,7 @@ Costs a whole prefill a request, so it is off unless `check_prefix` is set.
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -27,7 +27,7 @@ def recheck(
     """
     warm = _logits(model, prompt, reused, [cache.clone() for cache in caches], chunk)
     cold = _logits(model, prompt, 0, model.make_caches(len(prompt)), chunk)
-    difference = float(mx.max(mx.abs(warm - cold)).item())
+    difference = cast(float, mx.max(mx.abs(warm - cold)).item())
     level = logging.INFO if difference <= TOLERANCE else logging.WARNING
     event(
         log,
@@ -47,6 +47,7 @@ def _logits(model: Any, prompt: Sequence[int], begin: int, caches: list[Any], ch
         end = min(begin + chunk, len(prompt))
         hidden = model(solo(mx.array(list(prompt[begin:end]), dtype=mx.int32), caches))
         if end == len(prompt):
-            return model.head(hidden[-1:])[0].astype(mx.float32)
+            logits: mx.array = model.head(hidden[-1:])[0]
+            return logits.astype(mx.float32)
         mx.eval([array for cache in caches for array in cache.arrays()])
         begin = end
