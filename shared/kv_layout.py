@@ -189,7 +189,44 @@ def _latent_layers(config: Config) -> list[LayerKv]:
     return [LayerKv(1, rank, value_dim=turned)] * config.get("num_hidden_layers", 0)
 
 
+def layer_sizes(config: Config) -> list[tuple[int, int]]:
+    """KV heads and head dimension of every layer, where `per_layer_config` gives some layers others."""
+    own = config.get("per_layer_config") or {}
+    sizes = []
+    for layer in range(config.get("num_hidden_layers", 0)):
+        here = {**config, **own.get(str(layer), {})}
+        sizes.append((here.get("num_key_value_heads", 0), here.get("head_dim", 0)))
+    return sizes
+
+
+def _donor_layers(config: Config) -> list[LayerKv]:
+    """Gemma 4: the last layers use the keys and values of earlier ones."""
+    kinds, window = attention_kinds(config), config.get("sliding_window", 0)
+    donors = len(kinds) - config.get("num_kv_shared_layers", 0)
+    return [
+        LayerKv(heads, dim, window if kind == "sliding_attention" else 0)
+        for kind, (heads, dim) in list(zip(kinds, layer_sizes(config), strict=True))[:donors]
+    ]
+
+
+def _hybrid_layers(config: Config) -> list[LayerKv]:
+    """Qwen 3.5: most layers keep the last inputs of a convolution, and a matrix per head in float32."""
+    key_dim, value_dim = config.get("linear_key_head_dim", 0), config.get("linear_value_head_dim", 0)
+    key_heads, value_heads = config.get("linear_num_key_heads", 0), config.get("linear_num_value_heads", 0)
+    wide = 2 * key_heads * key_dim + value_heads * value_dim
+    linear = LayerKv(
+        0,
+        0,
+        state=(config.get("linear_conv_kernel_dim", 1) - 1) * wide,
+        state32=value_heads * value_dim * key_dim,
+    )
+    attention = LayerKv(config.get("num_key_value_heads", 0), config.get("head_dim", 0))
+    return [linear if kind == "linear_attention" else attention for kind in attention_kinds(config)]
+
+
 _LAYOUTS: Mapping[str, Callable[[Config], list[LayerKv]]] = {
+    **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), _donor_layers),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _hybrid_layers),
     "deepseek_v3": _latent_layers,
     "glm4_moe_lite": _latent_layers,
 }

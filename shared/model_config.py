@@ -6,55 +6,12 @@ rules are those of transformers 5.24 (`modeling_rope_utils.RotaryEmbeddingConfig
 project looks at a raw config.
 """
 
-from collections.abc import Mapping
 from typing import Any
+
+from shared.family_config import DEFAULTS, complete
 
 Config = dict[str, Any]
 
-# What transformers assumes where a config of the family says nothing (an explicit null means "none").
-_FAMILY_DEFAULTS: Mapping[str, Config] = {
-    "mistral": {"sliding_window": 4096, "num_key_value_heads": 8},
-    "ministral3": {
-        "head_dim": 128,
-        "num_key_value_heads": 8,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1e6,
-            "factor": 16.0,
-            "original_max_position_embeddings": 16384,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.1,
-        },
-    },
-    "qwen3": {"head_dim": 128},
-    "smollm3": {"rope_theta": 2e6, "num_key_value_heads": 4},
-    "glm4_moe": {"partial_rotary_factor": 0.5, "n_shared_experts": 1},
-    "deepseek_v3": {
-        "first_k_dense_replace": 3,
-        "n_group": 8,
-        "topk_group": 4,
-        "routed_scaling_factor": 2.5,
-        "n_shared_experts": 1,
-    },
-    "glm4_moe_lite": {"routed_scaling_factor": 1.8, "n_shared_experts": 1},
-    "gpt_oss": {
-        "head_dim": 64,
-        "num_key_value_heads": 8,
-        "sliding_window": 128,
-        "rope_theta": 150000.0,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "factor": 32.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-            "original_max_position_embeddings": 4096,
-        },
-    },
-}
 # Families that have a `sliding_window` in their config and use it only where `use_sliding_window` is true.
 _WINDOW_ON_REQUEST = frozenset({"qwen2", "qwen3", "qwen3_moe", "smollm3"})
 _ATTENTION_TYPES = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
@@ -76,13 +33,16 @@ def normalise(raw: Config) -> Config:
     family = inner.get("model_type", raw.get("model_type"))
     if inner:
         config["text_model_type"] = family
-    config = {**_FAMILY_DEFAULTS.get(str(family), {}), **config}
+    config = {**DEFAULTS.get(str(family), {}), **config}
     quantization = _quantization(raw, inner)
     config = {key: value for key, value in config.items() if value is not None}
     config.pop("quantization_config", None)
     config.pop("quantization", None)
     if quantization:
         config["quantization"] = quantization
+    if raw.get("eos_token_id") is not None:  # of a model around a text model, which knows the end of a turn
+        config["eos_token_id"] = raw["eos_token_id"]
+    complete(config, str(family))
 
     dtype = config.pop("torch_dtype", None)
     config.setdefault("dtype", dtype)

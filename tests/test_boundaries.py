@@ -20,7 +20,7 @@ MAX_LINES = 500
 # lines and itself; units on one line do not know each other.
 READING_ORDER: dict[str, list[list[str]]] = {
     "shared": [
-        ["version", "units", "ndjson", "logs", "errors", "files"],
+        ["version", "units", "ndjson", "logs", "errors", "files", "family_config"],
         ["wire", "jobs", "asgi", "model_config", "kv_layout", "tensor_headers"],
         ["control", "checkpoint"],
     ],
@@ -32,7 +32,7 @@ READING_ORDER: dict[str, list[list[str]]] = {
         ["engine.sequence", "engine.kv_budget", "engine.pace"],
         ["engine.scheduler", "engine.curve", "engine.grammar", "engine.processors"],
         ["engine.sampling"],
-        ["engine.runner"],
+        ["engine.runner", "engine.recheck"],
         ["engine.engine"],
         ["load"],
         ["context"],
@@ -95,6 +95,7 @@ PURE = [
     "shared.jobs",
     "shared.control",
     "shared.checkpoint",
+    "shared.family_config",
     "shared.model_config",
     "shared.kv_layout",
     "shared.tensor_headers",

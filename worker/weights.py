@@ -54,8 +54,15 @@ class Weights:
             self._tensors.update(loaded)
 
     def rename(self, change: Callable[[str], str | None]) -> None:
-        """Give every tensor a new name; None drops it. For a family's checkpoint quirks."""
+        """Give every tensor a new name; None drops it. For a family's checkpoint quirks.
+
+        What config.json says of a module's quantization goes with it.
+        """
         self._tensors = {new: one for name, one in self._tensors.items() if (new := change(name)) is not None}
+        for module in [key for key, how in self._quantization.items() if isinstance(how, (dict, bool))]:
+            how, new = self._quantization.pop(module), change(f"{module}.weight")
+            if new is not None:
+                self._quantization[new.removesuffix(".weight")] = how
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -87,9 +94,17 @@ class Weights:
                 self.put(f"{part}.{leaf}", whole[begin : begin + rows], quantized_as=module)
                 begin += rows
 
-    def vector(self, name: str, size: int, *, dtype: mx.Dtype | None = None) -> mx.array:
-        """A norm's weight or a bias, `[size]`. `dtype`: other than that of the model."""
-        return self._cast(self._take(name, [size]), dtype)
+    def vector(
+        self, name: str, size: int, *, dtype: mx.Dtype | None = None, plus: float = 0.0, times: float = 1.0
+    ) -> mx.array:
+        """A norm's weight or a bias, `[size]`, times `times`, and `plus` added, in float32.
+
+        `dtype`: other than that of the model.
+        """
+        found = self._take(name, [size])
+        if plus or times != 1:
+            found = found.astype(mx.float32) * times + plus
+        return self._cast(found, dtype)
 
     def linear(
         self, module: str, in_dim: int, out_dim: int, *, bias: bool = False, dtype: mx.Dtype | None = None

@@ -8,7 +8,8 @@ from typing import Any
 # fmt: off
 FAMILIES = (
     "llama", "mistral", "ministral3", "smollm3", "qwen2", "qwen3", "phi3", "qwen3_moe", "glm4_moe", "glm4_moe_lite",
-    "gpt_oss", "deepseek_v3",
+    "gpt_oss", "deepseek_v3", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gemma4_unified",
+    "gemma4_unified_text", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text",
 )
 # fmt: on
 
@@ -40,7 +41,13 @@ _SIZES = (
 )
 _EXPERT_SIZES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 _LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_LINEAR_SIZES = tuple(
+    f"linear_{name}"
+    for name in ("conv_kernel_dim", "key_head_dim", "value_head_dim", "num_key_heads", "num_value_heads")
+)
 _MORE_SIZES = {
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), _LINEAR_SIZES),
+    **dict.fromkeys(("qwen3_5_moe", "qwen3_5_moe_text"), _LINEAR_SIZES + _EXPERT_SIZES),
     "qwen3_moe": _EXPERT_SIZES,
     "gpt_oss": _EXPERT_SIZES,
     "glm4_moe": _EXPERT_SIZES,
@@ -94,6 +101,22 @@ def config_fault(config: dict[str, Any]) -> str:
     kinds = config.get("layer_types", [])
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         return "layer_types is not a list of names"
+    if config.get("enable_moe_block"):
+        for key in _EXPERT_SIZES:
+            if problem := _not_a_count(config.get(key), _MOST):
+                return f"{key} {problem}"
+    return _layers_fault(config)
+
+
+def _layers_fault(config: dict[str, Any]) -> str:
+    """What is wrong with sizes of single layers, or with layers that use the keys of others."""
+    for layer, sizes in config.get("per_layer_config", {}).items():
+        for key in ("num_key_value_heads", "head_dim"):
+            if key in sizes and (problem := _not_a_count(sizes[key], _MOST)):
+                return f"per_layer_config of layer {layer}: {key} {problem}"
+    shared = config.get("num_kv_shared_layers", 0)
+    if shared and (problem := _not_a_count(shared, config["num_hidden_layers"] - 1)):
+        return f"num_kv_shared_layers {problem}"
     return ""
 
 

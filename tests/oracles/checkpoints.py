@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from tests.oracles import weights
-from tests.oracles.layouts import LAYOUTS
+from tests.oracles.layouts import LAYOUTS, wrapped
 
 CASES = Path(__file__).with_name("cases")
 Config = dict[str, Any]
@@ -69,12 +69,13 @@ def write_case(
     shards: int = 1,
     dialect: str = "modern",
     layout: str = "hub",
+    inside: str = "",
 ) -> Path:
     """Write case `name` as a model directory; gives `folder`.
 
     `quantize`: an MLX quantization dict, per-module overrides included. `dtype`: float32, float16 or bfloat16,
     of everything not packed. `dialect`: "modern" (transformers 5) or "legacy" spelling of config.json.
-    `layout`: of the weights, see `tests.oracles.layouts`.
+    `layout`: of the weights, see `tests.oracles.layouts`. `inside`: the `model_type` of a multimodal model around it.
     """
     config, seed = case(name)
     return write_model(
@@ -86,6 +87,7 @@ def write_case(
         shards=shards,
         dialect=dialect,
         layout=layout,
+        inside=inside,
     )
 
 
@@ -99,10 +101,13 @@ def write_model(
     shards: int = 1,
     dialect: str = "modern",
     layout: str = "hub",
+    inside: str = "",
 ) -> Path:
     """The same for a config that is no case, with the weights of `seed`."""
     tensors = LAYOUTS[layout](dict(weights.build(config, seed)), config)
     config = {**config, "dtype": dtype}
+    if inside:
+        tensors = wrapped(tensors, layout)
     if any(name.endswith("_blocks") for name in tensors):
         config["quantization_config"] = {"quant_method": "mxfp4"}
     if quantize is not None:
@@ -110,7 +115,11 @@ def write_model(
         config["quantization"] = config["quantization_config"] = quantize
     folder.mkdir(parents=True, exist_ok=True)
     _write_weights(folder, tensors, dtype, shards)
-    _write_json(folder / "config.json", legacy(config) if dialect == "legacy" else config)
+    config = legacy(config) if dialect == "legacy" else config
+    if inside:
+        outer = {key: config.pop(key) for key in ("quantization", "quantization_config") if key in config}
+        config = {"model_type": inside, "text_config": config, "vision_config": {"hidden_size": 8}, **outer}
+    _write_json(folder / "config.json", config)
     _write_json(
         folder / "generation_config.json", {"eos_token_id": EOS_ID, "bos_token_id": 1, "pad_token_id": 0}
     )
@@ -121,12 +130,25 @@ def write_model(
 def legacy(config: Config) -> Config:
     """The same config as transformers 4 spelled it."""
     config = copy.deepcopy(config)
+    config["torch_dtype"] = config.pop("dtype", "float32")
+    if own := config.pop("per_layer_config", None):
+        sizes = next(iter(own.values()))
+        config["global_head_dim"] = sizes["head_dim"]
+        if "num_key_value_heads" in sizes:
+            config["num_global_key_value_heads"] = sizes["num_key_value_heads"]
+    if config["model_type"].startswith("gemma4"):
+        return config
     rope = config.pop("rope_parameters")
+    if "full_attention" in rope:
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+        config["sliding_window_pattern"] = config.pop("layer_types").index("full_attention") + 1
+    elif "linear_attention" in config.get("layer_types", []):
+        config["full_attention_interval"] = config.pop("layer_types").index("full_attention") + 1
     config["rope_theta"] = rope.pop("rope_theta")
     if "partial_rotary_factor" in rope:
         config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
-    config["torch_dtype"] = config.pop("dtype", "float32")
     return config
 
 

@@ -36,8 +36,9 @@ def hub(tensors: Arrays, config: Config) -> Arrays:
 
 
 def mlx(tensors: Arrays, config: Config) -> Arrays:
-    """Stacks of experts and of heads."""
+    """Stacks of experts and of heads; Qwen 3.5 with whole norms, channels of convolutions last."""
     gpt_oss = config["model_type"] == "gpt_oss"
+    tensors = _whole_norms(tensors) if config["model_type"].startswith("qwen3_5") else tensors
     out: Arrays = {}
     for name, value in tensors.items():
         module, _, leaf = name.rpartition(".")
@@ -50,7 +51,8 @@ def mlx(tensors: Arrays, config: Config) -> Arrays:
             for part, one in parts.items():
                 out[f"{module}.{part}.{'bias' if is_bias else 'weight'}"] = np.ascontiguousarray(one)
         elif module.endswith(".experts"):
-            stacks = f"{module.removesuffix('.experts')}.switch_mlp"
+            is_gemma = config["model_type"].startswith("gemma4")
+            stacks = f"{module}.switch_glu" if is_gemma else f"{module.removesuffix('.experts')}.switch_mlp"
             for part, one in _parts(leaf, value).items():
                 out[f"{stacks}.{part}.weight"] = np.ascontiguousarray(one)
         elif module.endswith(".kv_b_proj"):
@@ -64,6 +66,33 @@ def mlx(tensors: Arrays, config: Config) -> Arrays:
 
 
 LAYOUTS: Mapping[str, Callable[[Arrays, Config], Arrays]] = {"hub": hub, "fused": fused, "mlx": mlx}
+
+
+def wrapped(tensors: Arrays, layout: str) -> Arrays:
+    """The same model inside a multimodal one, of which there are some tensors too, all of `[8, 32]`."""
+    around = {"mlx": "language_model.model."}.get(layout, "model.language_model.")
+    head = {"mlx": "language_model.lm_head."}.get(layout, "lm_head.")
+    out: Arrays = {}
+    for name, value in tensors.items():
+        is_head = name.startswith("lm_head.")
+        out[(head if is_head else around) + name.removeprefix("lm_head." if is_head else "model.")] = value
+    towers = ("vision_tower.", "audio_tower.", "embed_vision.", "visual.", "multi_modal_projector.")
+    for tower in towers:
+        out[f"{'' if layout == 'mlx' else 'model.'}{tower}proj.weight"] = np.ones((8, 32), np.float32)
+    if any("linear_attn" in name for name in tensors):
+        out["mtp.fc.weight"] = np.ones((8, 32), np.float32)
+    return out
+
+
+def _whole_norms(tensors: Arrays) -> Arrays:
+    out: Arrays = {}
+    for name, value in tensors.items():
+        if name.endswith("conv1d.weight"):
+            value = np.ascontiguousarray(value.swapaxes(1, 2))
+        elif name.endswith("norm.weight") and "linear_attn" not in name:
+            value = value + np.float32(1)
+        out[name] = value
+    return out
 
 
 def _parts(leaf: str, value: NDArray[Any]) -> Arrays:

@@ -85,6 +85,58 @@ LATENT = {
 }
 
 
+SLIDES = ["sliding_attention", "full_attention"]
+
+
+def gemma(model_type: str, architecture: str, **more: Any) -> dict[str, Any]:
+    """Two layers that slide and two that do not, in turns, with a rope each."""
+    proportional = model_type.startswith("gemma4")
+    full = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 10000.0}
+    found = family(
+        model_type,
+        architecture,
+        num_hidden_layers=4,
+        layer_types=2 * SLIDES,
+        sliding_window=12,
+        hidden_act=None,
+        hidden_activation="gelu_pytorch_tanh",
+        attention_bias=False,
+        tie_word_embeddings=True,
+        final_logit_softcapping=3.0,
+        **more,
+    )
+    found["rope_parameters"] = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        "full_attention": full
+        if proportional
+        else {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
+    }
+    return found
+
+
+def wide(layers: list[int], **sizes: int) -> dict[str, Any]:
+    """These layers have heads of 32 values, and other `sizes`."""
+    return {str(layer): {"head_dim": 32, **sizes} for layer in layers}
+
+
+def qwen3_5(model_type: str, architecture: str, **more: Any) -> dict[str, Any]:
+    """A layer of attention behind two delta nets."""
+    return family(
+        model_type,
+        architecture,
+        {"partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0], "mrope_interleaved": True},
+        num_hidden_layers=3,
+        layer_types=["linear_attention", "linear_attention", "full_attention"],
+        head_dim=32,
+        linear_conv_kernel_dim=4,
+        linear_key_head_dim=16,
+        linear_value_head_dim=32,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        **more,
+    )
+
+
 def longrope() -> dict[str, Any]:
     """Factors that differ on both sides of an original length of 32."""
     return {
@@ -267,6 +319,60 @@ CASE_TABLE: dict[str, tuple[dict[str, Any], int]] = {
             topk_group=1,
             routed_scaling_factor=2.5,
             **LATENT,
+        ),
+        40,
+    ),
+    "gemma3": (
+        gemma("gemma3_text", "Gemma3ForCausalLM", query_pre_attn_scalar=24),
+        40,
+    ),
+    "gemma4_e": (
+        gemma(
+            "gemma4_text",
+            "Gemma4ForCausalLM",
+            per_layer_config=wide([1, 3, 5]),
+            num_kv_shared_layers=2,
+            use_double_wide_mlp=True,
+            hidden_size_per_layer_input=32,
+            vocab_size_per_layer_input=VOCAB_SIZE,
+        )
+        | {"num_hidden_layers": 6, "layer_types": 3 * SLIDES},
+        40,
+    ),
+    "gemma4_moe": (
+        gemma(
+            "gemma4_text",
+            "Gemma4ForCausalLM",
+            per_layer_config=wide([1, 3], num_key_value_heads=1),
+            attention_k_eq_v=True,
+            hidden_size_per_layer_input=0,
+            enable_moe_block=True,
+            num_experts=8,
+            top_k_experts=2,
+            moe_intermediate_size=32,
+        ),
+        40,
+    ),
+    "gemma4_unified": (
+        gemma(
+            "gemma4_unified_text",
+            "Gemma4UnifiedForCausalLM",
+            per_layer_config=wide([1, 3], num_key_value_heads=1),
+            attention_k_eq_v=True,
+            use_bidirectional_attention="vision",
+        ),
+        40,
+    ),
+    "qwen3_5": (qwen3_5("qwen3_5_text", "Qwen3_5ForCausalLM"), 40),
+    "qwen3_5_moe": (
+        qwen3_5(
+            "qwen3_5_moe_text",
+            "Qwen3_5MoeForCausalLM",
+            intermediate_size=None,
+            num_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            shared_expert_intermediate_size=64,
         ),
         40,
     ),

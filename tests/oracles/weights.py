@@ -13,11 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.oracles import hybrids
+
 Tensors = dict[str, NDArray[np.float32]]
 
 
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a model's tensors, as the modules of transformers have them."""
+    if hybrids.is_hybrid(config):
+        return hybrids.shapes(config)
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     attention = _latent if "kv_lora_rank" in config else _attention
     found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
@@ -129,7 +133,7 @@ def _has_experts(config: dict[str, Any], layer: int) -> bool:
 
 
 def tensor(
-    name: str, shape: tuple[int, ...], seed: int, *, tied: bool, fp4: bool = False
+    name: str, shape: tuple[int, ...], seed: int, *, tied: bool, fp4: bool = False, family: str = ""
 ) -> NDArray[np.float32]:
     """One tensor. A tied embedding gets a small scale, or the model would only repeat its last token.
 
@@ -143,8 +147,14 @@ def tensor(
         value = unit
     elif ".experts." in name and fp4:
         value = _fp4(unit, shape)
+    elif name.endswith("A_log"):
+        value = unit - 2  # memories of 2 to 50 tokens
     elif len(shape) == 1:
         value = 1 + 0.1 * unit
+        if family.startswith("gemma4") and name.endswith(("q_norm.weight", "k_norm.weight")):
+            value = 0.5 * value  # there is no other scale in its softmax
+        if family.startswith(hybrids.STORED_LESS_ONE) and "norm" in name and "linear_attn" not in name:
+            value = 0.1 * unit
     elif "embed_tokens" in name:
         value = (0.08 if tied else 0.5) * unit
     else:
@@ -155,7 +165,11 @@ def tensor(
 def build(config: dict[str, Any], seed: int) -> Tensors:
     """All tensors of the model of `config`, float32."""
     tied, fp4 = bool(config.get("tie_word_embeddings")), config["model_type"] == "gpt_oss"
-    return {name: tensor(name, shape, seed, tied=tied, fp4=fp4) for name, shape in shapes(config).items()}
+    family = config["model_type"]
+    return {
+        name: tensor(name, shape, seed, tied=tied, fp4=fp4, family=family)
+        for name, shape in shapes(config).items()
+    }
 
 
 def _fp4(unit: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[np.float64]:

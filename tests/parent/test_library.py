@@ -107,7 +107,7 @@ def test_a_config_that_cannot_be_counted_with_is_listed_with_the_key_at_fault(
 @pytest.mark.parametrize(
     ("family", "server"),
     [
-        ("gemma3_text", "(mlx-lm serves it)"),
+        ("gemma2", "(mlx-lm serves it)"),
         ("qwen2_vl", "(mlx-vlm serves it)"),
         ("unheard", "another server"),
     ],

@@ -1,10 +1,12 @@
 """The cache of one recurrent layer (convolution, delta net): a state that does not grow."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import mlx.core as mx
 
 from worker.cache.kv import LayerState, Mask
+
+_async_eval: Any = mx.async_eval  # mlx leaves it untyped
 
 
 class RecurrentState:
@@ -45,7 +47,9 @@ class RecurrentState:
         """Nothing: there is no room for tokens to come."""
 
     def compact(self) -> None:
-        """Nothing."""
+        """Let go of the states of rows that were stepped together with this one; the copies are small."""
+        self.states = [mx.contiguous(one) for one in self.states]
+        _async_eval(*self.states)
 
     def clone(self) -> "RecurrentState":
         other = RecurrentState()

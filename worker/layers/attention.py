@@ -72,7 +72,8 @@ class Attention:
     """Grouped-query attention of one layer. What a family does not have is None.
 
     `place`: of this layer's cache among a row's caches. `rotation`: its name in `Batch.rotate`. `gate`: queries come
-    with a gate of the same size behind each head, whose sigmoid the result is multiplied with.
+    with a gate of the same size behind each head, whose sigmoid the result is multiplied with. `v` None: values are
+    the keys as projected. `k` None: keys and values are those that the layer with `lends` stored at `place`.
     """
 
     def __init__(
@@ -80,8 +81,8 @@ class Attention:
         *,
         place: int,
         q: Linear,
-        k: Linear,
-        v: Linear,
+        k: Linear | None,
+        v: Linear | None,
         o: Linear,
         num_heads: int,
         num_kv_heads: int,
@@ -90,34 +91,47 @@ class Attention:
         rotation: str | None = "",
         q_norm: Norm | None = None,
         k_norm: Norm | None = None,
+        v_norm: Norm | None = None,
         sinks: mx.array | None = None,
         gate: bool = False,
+        lends: bool = False,
     ) -> None:
         self.place, self.scale, self.rotation = place, scale, rotation
         self.q, self.k, self.v, self.o = q, k, v, o
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-        self.q_norm, self.k_norm, self.sinks, self.gate = q_norm, k_norm, sinks, gate
+        self.q_norm, self.k_norm, self.v_norm = q_norm, k_norm, v_norm
+        self.sinks, self.gate, self.lends = sinks, gate, lends
 
     def __call__(self, x: mx.array, batch: Batch) -> mx.array:
         """`x` [T, D] to the same shape."""
-        count, dim = x.shape[0], self.head_dim
+        count = x.shape[0]
         gate = None
         queries = self.q(x).reshape(count, self.num_heads, -1)
         if self.gate:
             queries, gate = mx.split(queries, 2, axis=-1)
-        keys = self.k(x).reshape(count, self.num_kv_heads, dim)
-        values = self.v(x).reshape(count, self.num_kv_heads, dim)
         if self.q_norm is not None:
             queries = self.q_norm(queries)
-        if self.k_norm is not None:
-            keys = self.k_norm(keys)
         if self.rotation is not None:
-            rotate = batch.rotate[self.rotation]
-            queries, keys = rotate(queries), rotate(keys)
+            queries = batch.rotate[self.rotation](queries)
         if batch.query_scale is not None:
             queries = queries * batch.query_scale
-        stored, masks = store(batch, self.place, keys, values)
+        stored, masks = batch.lent[self.place] if self.k is None else self._remember(self.k, x, batch)
         out = attend(batch, queries, stored, masks, self.scale, self.sinks)
         if gate is not None:
             out = out * mx.sigmoid(gate.reshape(count, -1))
         return self.o(out)
+
+    def _remember(self, k: Linear, x: mx.array, batch: Batch) -> tuple[Stored, list[Any]]:
+        shape = (x.shape[0], self.num_kv_heads, self.head_dim)
+        keys = k(x).reshape(shape)
+        values = keys if self.v is None else self.v(x).reshape(shape)
+        if self.k_norm is not None:
+            keys = self.k_norm(keys)
+        if self.v_norm is not None:
+            values = self.v_norm(values)
+        if self.rotation is not None:
+            keys = batch.rotate[self.rotation](keys)
+        found = store(batch, self.place, keys, values)
+        if self.lends:
+            batch.lent[self.place] = found
+        return found

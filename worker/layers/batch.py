@@ -39,7 +39,7 @@ class Row:
 class Batch:
     """`tokens` [T] int32, and the rows that they belong to, in order. Good for one pass of one model."""
 
-    __slots__ = ("_masks", "query_scale", "rotate", "rows", "tokens")
+    __slots__ = ("_masks", "layer_inputs", "lent", "query_scale", "rotate", "rows", "tokens")
 
     def __init__(self, tokens: mx.array, parts: Sequence[tuple[list[Any], int]]) -> None:
         """`parts`: caches and number of tokens of each row."""
@@ -47,6 +47,12 @@ class Batch:
         self.rows: list[Row] = []
         self.rotate: dict[str, Rotate] = {}  # by the name that the model's layers know it by
         self.query_scale: mx.array | None = None  # [T, 1, 1]
+        self.layer_inputs: mx.array | None = (
+            None  # [T, layers, width], of what each layer gets beside the stream
+        )
+        self.lent: dict[
+            int, Any
+        ] = {}  # keys, values and masks of caches, by place, for layers without their own
         self._masks: dict[tuple[int, int], Any] = {}
         begin = 0
         for caches, length in parts:

@@ -14,12 +14,15 @@ from worker.cache.kv import LayerCache
 from worker.layers.batch import Batch
 from worker.models import (
     deepseek,
+    gemma3,
+    gemma4,
     glm4_moe,
     gpt_oss,
     llama,
     phi3,
     qwen2,
     qwen3,
+    qwen3_5,
     qwen3_moe,
     smollm3,
 )
@@ -66,6 +69,9 @@ FAMILIES: Mapping[str, Build] = {
     "glm4_moe_lite": deepseek.build,
     "gpt_oss": gpt_oss.build,
     "deepseek_v3": deepseek.build,
+    **dict.fromkeys(("gemma3", "gemma3_text"), gemma3.build),
+    **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), gemma4.build),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), qwen3_5.build),
 }
 """`model_type` of config.json to the function that builds its graph."""
 

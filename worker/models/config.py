@@ -1,5 +1,6 @@
 """Reading a family's config into its struct, with refusals that name the key."""
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -36,3 +37,16 @@ def has_one_rope(checkpoint: Checkpoint, rope: dict[str, Any]) -> None:
             ErrorCode.UNSUPPORTED,
             f"{checkpoint.path}: config.json: a {checkpoint.model_type} model with several rope_parameters",
         )
+
+
+def ropes_by_kind(
+    checkpoint: Checkpoint, rope: dict[str, Any], kinds: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """The rotation of each kind of layer that there is. Raises `Refused` (bad_checkpoint) where one is missing."""
+    for kind in dict.fromkeys(kinds):
+        if not isinstance(rope.get(kind), dict):
+            raise refuse(
+                ErrorCode.BAD_CHECKPOINT,
+                f"{checkpoint.path}: config.json: no rope_parameters for layers of {kind}",
+            )
+    return {kind: rope[kind] for kind in dict.fromkeys(kinds)}

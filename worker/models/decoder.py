@@ -39,12 +39,38 @@ class Block:
         return x + self.mlp(self.mlp_norm(x))
 
 
+class Sandwich:
+    """x + after(mixer(before(x))), then x + after(mlp(before(x))): norms on both sides, Gemma's layer.
+
+    `mlp_norm` None: the MLP norms its input itself.
+    """
+
+    __slots__ = ("mixer", "mixer_after", "mixer_norm", "mlp", "mlp_after", "mlp_norm")
+
+    def __init__(
+        self,
+        mixer_norm: Norm,
+        mixer: Layer,
+        mixer_after: Norm,
+        mlp_norm: Norm | None,
+        mlp: Callable[[mx.array], mx.array],
+        mlp_after: Norm,
+    ) -> None:
+        self.mixer_norm, self.mixer, self.mixer_after = mixer_norm, mixer, mixer_after
+        self.mlp_norm, self.mlp, self.mlp_after = mlp_norm, mlp, mlp_after
+
+    def __call__(self, x: mx.array, batch: Batch) -> mx.array:
+        x = x + self.mixer_after(self.mixer(self.mixer_norm(x), batch))
+        return x + self.mlp_after(self.mlp(x if self.mlp_norm is None else self.mlp_norm(x)))
+
+
 class Decoder:
     """A whole model; `worker.models.DecoderModel` says what its methods promise.
 
     `ropes`: by the names that the layers ask for in `Batch.rotate`. `layout`: one entry per cache of a row.
     `head` None: the embedding is the head. `embed_scale` multiplies the embedding, `softcap` bounds the logits:
     softcap * tanh(logits / softcap). `query_scale` gives `Batch.query_scale` where queries depend on their position.
+    `layer_inputs` gives `Batch.layer_inputs` of the scaled embeddings `[T, D]`.
     """
 
     def __init__(
@@ -59,16 +85,20 @@ class Decoder:
         embed_scale: float | None = None,
         softcap: float | None = None,
         query_scale: Callable[[Batch, mx.Dtype], mx.array | None] | None = None,
+        layer_inputs: Callable[[mx.array, Batch], mx.array] | None = None,
     ) -> None:
         self.embed, self.layers, self.norm, self._head = embed, layers, norm, head
         self.layout, self.ropes = layout, ropes
         self.embed_scale, self.softcap, self._query_scale = embed_scale, softcap, query_scale
+        self._layer_inputs = layer_inputs
 
     def __call__(self, batch: Batch) -> mx.array:
         x = self.embed(batch.tokens)
         if self.embed_scale is not None:
             x = x * mx.array(self.embed_scale, x.dtype)
         self.rotations(batch, x.dtype)
+        if self._layer_inputs is not None:
+            batch.layer_inputs = self._layer_inputs(x, batch)
         for layer in self.layers:
             x = layer(x, batch)
         return self.norm(x)

@@ -31,10 +31,11 @@ def greedy_of(model: DecoderModel, ids: np.ndarray, count: int) -> list[int]:
 
 
 def one_case_a_family() -> list[str]:
-    """The first case of each `model_type`."""
-    first: dict[str, str] = {}
+    """The first case of each `model_type`, with experts and without."""
+    first: dict[tuple[str, bool], str] = {}
     for name in checkpoints.names():
-        first.setdefault(checkpoints.case(name)[0]["model_type"], name)
+        config = checkpoints.case(name)[0]
+        first.setdefault((config["model_type"], bool(config.get("enable_moe_block"))), name)
     return sorted(first.values())
 
 

@@ -275,4 +275,6 @@ def test_wrong_rope_parameters_are_refused(rope: dict[str, Any], message: str, t
 def test_every_family_of_the_table_has_an_oracle_case() -> None:
     from tests.oracles.checkpoints import names
 
-    assert {case(name)[0]["model_type"] for name in names()} == set(FAMILIES)
+    held = {case(name)[0]["model_type"] for name in names()}
+    inside = {family for family in FAMILIES if f"{family}_text" in FAMILIES}
+    assert held == set(FAMILIES) - inside
