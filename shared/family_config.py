@@ -23,6 +23,11 @@ _GEMMA3: Config = {
     "tie_word_embeddings": True,
 }
 _GEMMA4: Config = {
+    "vocab_size": 262144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
     "hidden_activation": "gelu_pytorch_tanh",
     "max_position_embeddings": 131072,
     "num_key_value_heads": 4,
@@ -47,17 +52,26 @@ _GEMMA4_UNIFIED: Config = {
     "hidden_size_per_layer_input": 0,
 }
 _QWEN3_5: Config = {
+    "vocab_size": 248320,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
     "head_dim": 256,
+    "max_position_embeddings": 32768,
     "partial_rotary_factor": 0.25,
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
-    "num_key_value_heads": 4,
 }
 _QWEN3_5_MOE: Config = {
     **_QWEN3_5,
+    "hidden_size": 2048,
+    "intermediate_size": None,
+    "num_hidden_layers": 40,
     "num_key_value_heads": 2,
     "num_experts": 256,
     "num_experts_per_tok": 8,
@@ -146,8 +160,9 @@ def _gemma4(config: Config) -> None:
     _activation(config)
     _layer_types(config, 6, "sliding_attention")
     kinds = config.get("layer_types")
-    if isinstance(kinds, list) and kinds:
-        config["layer_types"] = kinds = [*kinds[:-1], "full_attention"]
+    kinds = [*kinds[:-1], "full_attention"] if isinstance(kinds, list) and kinds else []
+    if kinds:
+        config["layer_types"] = kinds
     if "top_k_experts" in config:
         config["num_experts_per_tok"] = config.pop("top_k_experts")
     wide: Config = {"head_dim": config.pop("global_head_dim", 512)}
@@ -156,7 +171,7 @@ def _gemma4(config: Config) -> None:
         wide["num_key_value_heads"] = heads
     given = config.get("per_layer_config")
     if given is None:
-        given = {n: wide for n, kind in enumerate(kinds or []) if kind == "full_attention"}
+        given = {n: wide for n, kind in enumerate(kinds) if kind == "full_attention"}
     if not isinstance(given, dict) or not all(isinstance(one, dict) for one in given.values()):
         raise ValueError(f"per_layer_config is {given!r}, not an object of objects")
     if not all(str(key).isdigit() for key in given):

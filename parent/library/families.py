@@ -114,9 +114,15 @@ def _layers_fault(config: dict[str, Any]) -> str:
         for key in ("num_key_value_heads", "head_dim"):
             if key in sizes and (problem := _not_a_count(sizes[key], _MOST)):
                 return f"per_layer_config of layer {layer}: {key} {problem}"
-    shared = config.get("num_kv_shared_layers", 0)
-    if shared and (problem := _not_a_count(shared, config["num_hidden_layers"] - 1)):
-        return f"num_kv_shared_layers {problem}"
+    layers = config["num_hidden_layers"]
+    for key, most in (("num_kv_shared_layers", layers - 1), ("hidden_size_per_layer_input", _MOST)):
+        if config.get(key, 0) != 0 and (problem := _not_a_count(config[key], most)):
+            return f"{key} {problem}"
+    if config.get("per_layer_config") and len(config.get("layer_types", [])) != layers:
+        return f"layer_types has {len(config.get('layer_types', []))} entries for {layers} layers"
+    keys, values = config.get("linear_num_key_heads", 1), config.get("linear_num_value_heads", 1)
+    if values % keys:
+        return f"linear_num_value_heads {values} is no multiple of linear_num_key_heads {keys}"
     return ""
 
 

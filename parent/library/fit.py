@@ -109,15 +109,28 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     nope, turned, value = (
         config.get(key, 0) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     )
+    doubled = 2 if config.get("use_double_wide_mlp") else 1
+    layer_inputs = config["num_hidden_layers"] * config.get("hidden_size_per_layer_input", 0)
     return Shape(
         hidden=hidden,
-        intermediate=max(
-            config["intermediate_size"], chosen * (hidden + config.get("moe_intermediate_size", 0))
+        intermediate=layer_inputs
+        + max(
+            config["intermediate_size"] * doubled,
+            chosen * (hidden + config.get("moe_intermediate_size", 0)),
+            _delta_net_values(config) // 3,
         ),
         heads=heads,
         vocab=config["vocab_size"],
         expanded=heads * (2 * nope + turned + value),
     )
+
+
+def _delta_net_values(config: Mapping[str, Any]) -> int:
+    """Numbers per token of a chunk that a gated delta net holds at its widest, in float32; measured."""
+    heads: int = config.get("linear_num_value_heads", 0)
+    channels: int = 2 * config.get("linear_num_key_heads", 0) * config.get("linear_key_head_dim", 0)
+    channels += heads * config.get("linear_value_head_dim", 0)
+    return 7 * channels + 640 * heads
 
 
 def runs_wide(entry: ModelEntry, device: Device, dtype: str = "auto") -> bool:

@@ -17,6 +17,9 @@ from worker.layers.linear import Linear
 CHUNK = 64
 """Tokens whose corrections are solved together."""
 
+SMALL = 16
+"""Triangular systems up to this size are inverted as whole matrices, greater ones by halves."""
+
 
 @dataclass(frozen=True, slots=True)
 class Heads:
@@ -215,6 +218,12 @@ def unit_inverse(lower: mx.array) -> mx.array:
     row by row, in log2(n) products; a power series of A would lose everything where keys repeat.
     """
     size = lower.shape[-1]
+    half = size // 2
+    if size > SMALL:
+        first, last = unit_inverse(mx.stack([lower[..., :half, :half], lower[..., half:, half:]]))
+        corner = -(last @ lower[..., half:, :half] @ first)
+        top = mx.concatenate([first, mx.zeros_like(first)], axis=-1)
+        return mx.concatenate([top, mx.concatenate([corner, last], axis=-1)], axis=-2)
     found = mx.eye(size)
     places = mx.arange(size)
     width = 1

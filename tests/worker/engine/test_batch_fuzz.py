@@ -18,7 +18,7 @@ from worker.engine.sequence import SamplingPlan, Sequence
 from worker.models import load_model
 
 PATIENCE_S = 60.0
-CASES = ["llama_tied", "mistral_window", "rope_dynamic"]
+CASES = ["llama_tied", "mistral_window", "rope_dynamic", "gemma4_e", "qwen3_5"]
 
 PLANS = [
     SamplingPlan(),

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from worker.cache.recurrent import RecurrentState
-from worker.layers.recurrent import Heads, Inputs, convolved, delta_rule, unit_inverse
+from worker.layers.batch import solo
+from worker.layers.linear import DenseLinear
+from worker.layers.recurrent import GatedDeltaNet, Heads, Inputs, convolved, delta_rule, unit_inverse
 
 HEADS = Heads(keys=2, values=6, key_dim=16, value_dim=8)
 Arrays = dict[str, np.ndarray]
@@ -100,6 +102,38 @@ def test_a_convolution_in_pieces_is_one_convolution(cuts: list[int]) -> None:
         assert tail.shape == (1, 3, 5)
         parts.append(np.array(out)[0])
     assert np.abs(np.concatenate(parts) - expected).max() < 1e-5
+
+
+def test_a_layer_holds_what_is_reckoned_for_a_chunk() -> None:
+    """With 2 * 8 * 64 + 16 * 64 channels and 16 heads; see `parent.library.fit`."""
+    heads, size, count = Heads(8, 16, 64, 64), 64, 512
+    channels = 2 * 8 * 64 + 16 * 64
+
+    def linear(out_dim: int, in_dim: int) -> DenseLinear:
+        return DenseLinear(mx.full((out_dim, in_dim), 0.01))
+
+    net = GatedDeltaNet(
+        place=0,
+        heads=heads,
+        qkv=linear(channels, size),
+        z=linear(1024, size),
+        a=linear(16, size),
+        b=linear(16, size),
+        out=linear(size, 1024),
+        conv=mx.ones((channels, 4)),
+        rate=-mx.ones(16),
+        dt_bias=mx.zeros(16),
+        norm=mx.ones(64),
+        eps=1e-6,
+    )
+    x, cache = mx.random.normal((count, size)), RecurrentState()
+    mx.eval(net(x[:1], solo(mx.zeros(1, mx.int32), [cache.clone()])), x)
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    mx.eval(net(x, solo(mx.zeros(count, mx.int32), [cache])), cache.arrays())
+    held = (mx.get_peak_memory() - before) / 4 / count
+    reckoned = 7 * channels + 640 * 16 + 4 * size
+    assert 0.6 * reckoned < held < reckoned
 
 
 def test_a_compacted_state_lets_go_of_the_rows_it_was_stepped_with() -> None:
