@@ -119,6 +119,7 @@ class Application:
             *(("POST", each.path, InferenceRoute(each, self.forwarder)) for each in PROTOCOLS),
             ("POST", "/admin/workers/{id:path}/restart", workers.restart),
             ("POST", "/admin/workers/{id:path}/check", workers.check),
+            ("GET", "/admin/workers/{id:path}/cache", workers.cache),
             ("GET", "/admin/events", workers.events),
             ("GET", "/admin/ledger", memory.ledger),
             ("GET", "/admin/fit", memory.fit),

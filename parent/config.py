@@ -65,6 +65,29 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=0, description="memory for keeping prompts to reuse; 0 = off", extra={**_BYTES, **_RELOAD}),
     ] = 1 << 30
+    kv_cache: Annotated[
+        str,
+        Meta(
+            description="how keys and values are kept: full, in 8 or 4 bits, or as the model's kv_config.json says; "
+            "auto = by that file where there is one, else full",
+            extra={**_RELOAD, "choices": ["auto", "full", "kv8", "kv4", "config"]},
+        ),
+    ] = "auto"
+    kv_start: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="tokens at the beginning that are never quantized, rounded up to 64",
+            extra=_RELOAD,
+        ),
+    ] = 0
+    check_prefix: Annotated[
+        bool,
+        Meta(
+            description="for debugging: run prompts that are reused whole as well, and log how far logits differ",
+            extra=_RELOAD,
+        ),
+    ] = False
     blas: Annotated[
         str,
         Meta(

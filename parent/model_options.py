@@ -29,6 +29,16 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     min_p: Annotated[float, Meta(ge=0, le=1, description="least share of the likeliest; 0 = off")] | None = (
         None
     )
+    repetition_penalty: (
+        Annotated[float, Meta(ge=0.001, le=1000, description="divides logits of recent tokens; 1 = off")]
+        | None
+    ) = None
+    presence_penalty: (
+        Annotated[float, Meta(ge=-100, le=100, description="taken off recent tokens; 0 = off")] | None
+    ) = None
+    frequency_penalty: (
+        Annotated[float, Meta(ge=-100, le=100, description="the same, each time they occur; 0 = off")] | None
+    ) = None
     max_tokens: Annotated[int, Meta(ge=1, description="tokens of one answer")] | None = None
     max_context: Annotated[int, Meta(ge=1, description="tokens of prompt and answer")] | None = None
     thinking: Annotated[bool, Meta(description="the template's enable_thinking")] | None = None
@@ -62,6 +72,18 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     prefill_chunk: Annotated[int, Meta(ge=0, description="as the setting", extra=_RELOAD)] | None = None
     prefix_cache_bytes: Annotated[int, Meta(ge=0, description="as the setting", extra=_BYTES)] | None = None
     kv_bytes: Annotated[int, Meta(ge=0, description="as the setting", extra=_BYTES)] | None = None
+    kv_cache: (
+        Annotated[
+            str,
+            Meta(
+                description="as the setting",
+                extra={"choices": ["auto", "full", "kv8", "kv4", "config"], "needs": "model reload"},
+            ),
+        ]
+        | None
+    ) = None
+    kv_start: Annotated[int, Meta(ge=0, description="as the setting", extra=_RELOAD)] | None = None
+    check_prefix: Annotated[bool, Meta(description="as the setting", extra=_RELOAD)] | None = None
     dtype: (
         Annotated[
             str,
@@ -80,7 +102,17 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     ] = {}
 
 
-OVER_SETTINGS = ("max_context", "max_rows", "prefill_chunk", "prefix_cache_bytes", "kv_bytes", "dtype")
+OVER_SETTINGS = (
+    "max_context",
+    "max_rows",
+    "prefill_chunk",
+    "prefix_cache_bytes",
+    "kv_bytes",
+    "kv_cache",
+    "kv_start",
+    "check_prefix",
+    "dtype",
+)
 """Options that stand over the flat setting of the same name."""
 
 

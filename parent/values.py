@@ -172,10 +172,19 @@ def _no_end(known: Field) -> str:
     return "this duration must have an end; write one above 0, for example 30s or 5m"
 
 
+def _true_or_false(text: str) -> bool:
+    words = {"true": True, "false": False}
+    if text.strip().lower() not in words:
+        raise ValueError(f"expected true or false, not {text!r}")
+    return words[text.strip().lower()]
+
+
 def _plain(known: Field) -> Callable[[str], Any]:
     kind = _kind_of(known.type)
     if kind is int:
         return _whole_number
+    if kind is bool:
+        return _true_or_false
     if kind is list:
         return lambda text: [part.strip() for part in text.split(",") if part.strip()]
     return str
@@ -215,6 +224,8 @@ def as_written(known: Field, value: Any) -> str:
         return _in_unit(value, _SIZES) or f"{value} B"
     if known.unit == "seconds":
         return _in_unit(value, _TIMES) or f"{value!r}".removesuffix(".0") + "s"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return str(value)

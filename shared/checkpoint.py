@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from shared import model_config
+from shared import kv_layout, model_config
 from shared.errors import ErrorCode, Refused, refuse
 from shared.files import open_regular, read_regular
 from shared.tensor_headers import TensorInfo, read_header
@@ -53,6 +53,8 @@ def inspect(path: Path) -> Checkpoint:
     config = read_config(path)
     if not _is_there(path / "tokenizer.json"):
         raise _bad(path, "no tokenizer.json; download it with the model, or convert the model's tokenizer")
+    if entries := _kv_config(path):
+        config["kv_config"] = entries
     warnings: list[str] = []
     tensors = _tensors(path, warnings)
     dtypes: dict[str, int] = {}
@@ -76,6 +78,19 @@ def inspect(path: Path) -> Checkpoint:
     )
 
 
+def _kv_config(path: Path) -> list[dict[str, Any]]:
+    """The entries of `kv_config.json`, where there is one: how each layer's cache is to be quantized."""
+    file = path / "kv_config.json"
+    if not _is_there(file):
+        return []
+    try:
+        entries = msgspec.json.decode(read_regular(file), type=list[dict[str, Any]])
+        kv_layout.quantized(kv_layout.kv_layers(read_config(path)), "config", per_layer=entries)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise refuse(ErrorCode.BAD_CHECKPOINT, f"{file}: {error}; mend it or remove it") from None
+    return entries
+
+
 def tensors_of(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
     """Every tensor of the checkpoint by name; reads the headers again."""
     found: dict[str, TensorInfo] = {}
@@ -86,12 +101,13 @@ def tensors_of(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
 
 def kv_bytes_per_token(checkpoint: Checkpoint, elem_bytes: float = 2) -> int:
     """Bytes one more token costs while it is inside every window; see `kv_bytes` for the cap."""
-    return model_config.kv_bytes(checkpoint.config, 1, elem_bytes)
+    layers = kv_layout.kv_layers(checkpoint.config)
+    return kv_layout.kv_bytes(layers, 1, elem_bytes) - kv_layout.kv_bytes(layers, 0, elem_bytes)
 
 
 def kv_bytes(checkpoint: Checkpoint, tokens: int, elem_bytes: float = 2) -> int:
     """Bytes of KV for `tokens` tokens, sliding layers capped at their window."""
-    return model_config.kv_bytes(checkpoint.config, tokens, elem_bytes)
+    return kv_layout.kv_bytes(kv_layout.kv_layers(checkpoint.config), tokens, elem_bytes)
 
 
 def quantization_label(config: dict[str, Any]) -> str:

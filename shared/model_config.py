@@ -1,4 +1,4 @@
-"""One spelling for every `config.json`, and what a model's KV cache costs, from its config alone.
+"""One spelling for every `config.json`.
 
 Two dialects are in the wild: transformers 5 (`rope_parameters`, `dtype`) and everything before it
 (`rope_theta` + `rope_scaling`, `torch_dtype`); multimodal models nest the text model in `text_config`. The
@@ -6,34 +6,14 @@ rules are those of transformers 5.24 (`modeling_rope_utils.RotaryEmbeddingConfig
 project looks at a raw config.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
+from shared.family_config import DEFAULTS, complete
 
 Config = dict[str, Any]
 
-# What transformers assumes where a config of the family says nothing (an explicit null means "none").
-_FAMILY_DEFAULTS: Mapping[str, Config] = {
-    "mistral": {"sliding_window": 4096, "num_key_value_heads": 8},
-    "ministral3": {
-        "head_dim": 128,
-        "num_key_value_heads": 8,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1e6,
-            "factor": 16.0,
-            "original_max_position_embeddings": 16384,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.1,
-        },
-    },
-}
-# Families whose `sliding_window` holds for every layer, unless `layer_types` says otherwise.
-_WINDOW_EVERYWHERE = frozenset({"mistral", "ministral3"})
+# Families that have a `sliding_window` in their config and use it only where `use_sliding_window` is true.
+_WINDOW_ON_REQUEST = frozenset({"qwen2", "qwen3", "qwen3_moe", "smollm3"})
 _ATTENTION_TYPES = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 _NEEDS_ORIGINAL = frozenset({"llama3", "yarn", "longrope"})
 
@@ -42,7 +22,8 @@ def normalise(raw: Config) -> Config:
     """A flat config in one spelling; nulls are dropped. Raises ValueError saying what cannot be understood.
 
     Always there: `model_type`. Where the source says enough: `head_dim`, `num_key_value_heads`,
-    `rope_parameters` (with `rope_type` and `rope_theta`), `dtype`, `eos_token_id` (a list), `quantization`.
+    `rope_parameters` (with `rope_type` and `rope_theta`), `dtype`, `eos_token_id` (a list), `quantization`,
+    `num_experts` (of those that a router chooses from).
     """
     text = raw.get("text_config")
     inner: Config = text if isinstance(text, dict) else {}
@@ -52,13 +33,16 @@ def normalise(raw: Config) -> Config:
     family = inner.get("model_type", raw.get("model_type"))
     if inner:
         config["text_model_type"] = family
-    config = {**_FAMILY_DEFAULTS.get(str(family), {}), **config}
+    config = {**DEFAULTS.get(str(family), {}), **config}
     quantization = _quantization(raw, inner)
     config = {key: value for key, value in config.items() if value is not None}
     config.pop("quantization_config", None)
     config.pop("quantization", None)
     if quantization:
         config["quantization"] = quantization
+    if raw.get("eos_token_id") is not None:  # of a model around a text model, which knows the end of a turn
+        config["eos_token_id"] = raw["eos_token_id"]
+    complete(config, str(family))
 
     dtype = config.pop("torch_dtype", None)
     config.setdefault("dtype", dtype)
@@ -73,6 +57,13 @@ def normalise(raw: Config) -> Config:
         hidden = config.get("hidden_size")
         if isinstance(hidden, int):
             config.setdefault("head_dim", hidden // heads)
+    for name in ("num_local_experts", "n_routed_experts"):
+        if name in config:
+            config["num_experts"] = config.pop(name)
+    if family == "gpt_oss" and "intermediate_size" in config:
+        config.setdefault("moe_intermediate_size", config["intermediate_size"])
+    if family in _WINDOW_ON_REQUEST and not config.get("use_sliding_window"):
+        config.pop("sliding_window", None)
     config["rope_parameters"] = _rope_parameters(config)
     for spent in ("rope_scaling", "rope_theta", "partial_rotary_factor"):
         config.pop(spent, None)
@@ -97,6 +88,8 @@ def _quantization(raw: Config, inner: Config) -> Config:
     for place in (raw, inner):
         found = place.get("quantization_config")
         if isinstance(found, dict) and "quant_method" in found:
+            if found["quant_method"] == "mxfp4" and raw.get("model_type") == "gpt_oss":
+                return {"mode": "mxfp4", "bits": 4, "group_size": 32}
             raise ValueError(
                 f"the weights are quantized with {found['quant_method']!r} in its own layout, which this server "
                 "cannot read; take an MLX version of the model, or an unquantized one"
@@ -129,54 +122,3 @@ def _rope_of(config: Config, given: Config) -> Config:
         elif "max_position_embeddings" in config:
             rope.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
     return rope
-
-
-# ---------------------------------------------------------------- the KV cache
-
-
-class LayerKv(msgspec.Struct, frozen=True):
-    """What one layer keeps per token. `window`: the most tokens it attends to, 0 = all of them."""
-
-    num_kv_heads: int
-    head_dim: int
-    window: int = 0
-
-
-def kv_layers(config: Config) -> list[LayerKv]:
-    """One entry per attention layer of a llama-like model, from its normalised config."""
-    count = config.get("num_hidden_layers", 0)
-    layer_types = config.get("layer_types") or []
-    window = config.get("sliding_window", 0)
-    family = config.get("text_model_type", config.get("model_type"))
-    if len(layer_types) == count:
-        windows = [window if kind == "sliding_attention" else 0 for kind in layer_types]
-    else:
-        windows = [window if family in _WINDOW_EVERYWHERE else 0] * count
-    heads, dim = config.get("num_key_value_heads", 0), config.get("head_dim", 0)
-    return [LayerKv(heads, dim, each) for each in windows]
-
-
-def kv_bytes(config: Config, tokens: int, elem_bytes: float = 2) -> int:
-    """Bytes of keys and values for `tokens` tokens; sliding layers never hold more than their window."""
-    total = 0.0
-    for layer in kv_layers(config):
-        held = min(tokens, layer.window) if layer.window else tokens
-        total += 2 * layer.num_kv_heads * layer.head_dim * held * elem_bytes
-    return int(total)
-
-
-KV_STEP = 256
-"""Tokens by which the buffers of a KV cache grow."""
-
-
-def kv_room(layers: Sequence[LayerKv], tokens: int, chunk: int, elem_bytes: float = 2) -> int:
-    """Bytes of the buffers that a worker holds for a row of `tokens` tokens, prefilled `chunk` at a time.
-
-    More than `kv_bytes`: buffers grow by `KV_STEP`, and while a chunk is attended a sliding layer holds the window
-    before it as well.
-    """
-    total = 0.0
-    for layer in layers:
-        held = min(tokens, layer.window - 1 + chunk) if layer.window else tokens
-        total += 2 * layer.num_kv_heads * layer.head_dim * (-(-held // KV_STEP) * KV_STEP) * elem_bytes
-    return int(total)

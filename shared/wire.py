@@ -22,16 +22,86 @@ from shared.errors import Failure
 # ---------------------------------------------------------------- requests
 
 
+class Hlg(msgspec.Struct, frozen=True, omit_defaults=True, tag="hlg"):
+    """A tone curve over log-probabilities instead of top_p and top_k, after hybrid log-gamma: straight around a
+    pivot, logarithmic above `width` nats over it (`shoulder`) and below `width` nats under it (`toe`).
+
+    The pivot is `offset` nats under its base: the likeliest token, minus the entropy, or the token at half of the
+    probability. width None = no bound, which leaves the temperature alone.
+    """
+
+    width: float | None = 4.0
+    shoulder: float = 4.0
+    toe: float = 6.0
+    offset: float = 6.0
+    pivot: Literal["top", "entropy", "median"] = "top"
+
+
+class Curve(msgspec.Struct, frozen=True, omit_defaults=True, tag="curve"):
+    """A monotone cubic through control points (x %, y %) instead of temperature, top_p and top_k.
+
+    0 % is a log-probability of `floor` nats, 100 % one of 0; x rises from point to point, y does not fall.
+    """
+
+    points: tuple[tuple[float, float], ...] = ((0.0, 0.0), (100.0, 100.0))
+    floor: float = -20.0
+
+
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a token is chosen from logits. `None` means: the model's own default, else the built-in one.
 
-    temperature >= 0 (0 = greedy); 0 < top_p <= 1; top_k >= 0 (0 = off); 0 <= min_p <= 1 (0 = off).
+    temperature >= 0 (0 = greedy); 0 < top_p <= 1; top_k >= 0 (0 = off); 0 <= min_p <= 1 (0 = off);
+    repetition_penalty > 0 (1 = off); presence_penalty and frequency_penalty (0 = off). Each penalty has a window: so
+    many of the newest tokens of prompt and answer count (0 = all). xtc_probability 0 to 1 (0 = off), xtc_threshold
+    0 to 0.5. `logit_bias`: token id to -100 .. 100, added to its logit.
     """
 
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_window: int | None = None
+    presence_window: int | None = None
+    frequency_window: int | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    logit_bias: dict[int, float] | None = None
+    tone: Hlg | Curve | None = None
+
+
+class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema"):
+    """The answer is JSON that fits this JSON schema (`true` = any JSON)."""
+
+    schema: dict[str, Any] | bool
+
+
+class JsonObject(msgspec.Struct, frozen=True, tag="json_object"):
+    """The answer is some JSON object."""
+
+
+class Regex(msgspec.Struct, frozen=True, tag="regex"):
+    """The whole answer matches `pattern` (syntax of Rust's `regex`, without look-around and back references)."""
+
+    pattern: str
+
+
+class ContextFree(msgspec.Struct, frozen=True, tag="cfg"):
+    """The answer is a sentence of a grammar in Lark's syntax, or in GBNF (EBNF with `::=`)."""
+
+    text: str
+
+
+class Choice(msgspec.Struct, frozen=True, tag="choice"):
+    """The answer is one of these texts."""
+
+    options: list[str]
+
+
+Grammar = JsonSchema | JsonObject | Regex | ContextFree | Choice
+"""What an answer has to be, token by token; thinking before it is free."""
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, omit_defaults=True, tag="chat"):
@@ -63,6 +133,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     prompt: Prompt
     seed: int
     sampling: Sampling = Sampling()
+    logprobs: int | None = (
+        None  # per token its logprob and those of so many of the likeliest, 0 to 20; None: none
+    )
+    grammar: Grammar | None = None
     max_tokens: int | None = None
     max_context: int = 0  # tokens that prompt and answer may have together; 0 = the model's
     stop: list[str] = []
@@ -119,18 +193,43 @@ class Prefill(msgspec.Struct, frozen=True, tag="prefill"):
     total: int
 
 
+class Alternative(msgspec.Struct, frozen=True, array_like=True):
+    """A token that could have been drawn, what it stands for, and the natural logarithm of its probability."""
+
+    id: int
+    logprob: float
+    bytes: bytes
+
+
+class Logprob(msgspec.Struct, frozen=True, array_like=True):
+    """A token that was drawn, as `Alternative` has it; `top`: the likeliest tokens in its place, the best first.
+
+    Probabilities are those after bias, penalties and grammar, at temperature 1, before top_p and the like.
+    """
+
+    id: int
+    logprob: float
+    bytes: bytes
+    top: list[Alternative] = []
+
+
 class Text(msgspec.Struct, frozen=True, omit_defaults=True, tag="text"):
-    """Answer text of one engine step or more. `ids`: every token consumed since the last content event."""
+    """Answer text of one engine step or more. `ids`: every token consumed since the last content event.
+
+    `logprobs`: one for each of `ids`, where the request asks for them.
+    """
 
     text: str
     ids: list[int] = []
+    logprobs: list[Logprob] = []
 
 
 class Reasoning(msgspec.Struct, frozen=True, omit_defaults=True, tag="reasoning"):
-    """Thinking text, split off by the model's reasoning format. `ids` as in `Text`."""
+    """Thinking text, split off by the model's reasoning format. `ids` and `logprobs` as in `Text`."""
 
     text: str
     ids: list[int] = []
+    logprobs: list[Logprob] = []
 
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -180,6 +279,32 @@ class ModelFacts(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     defaults: Sampling = Sampling()
 
 
+class CacheLookup(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a prompt was found among what is kept in memory, and why not further.
+
+    `common`: its longest common beginning with anything kept. `kept` and `asked`: the texts of the first tokens that
+    differ there, "" where nothing follows. `reason`: in words.
+    """
+
+    prompt_tokens: int
+    reused: int
+    common: int
+    reason: str
+    kept: str = ""
+    asked: str = ""
+
+
+class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /cache`: what is kept of prompts, and how the last of them were looked up, the newest first."""
+
+    prefix_bytes: int
+    prefix_limit: int
+    entries: int
+    disk_bytes: int
+    restored_bytes: int
+    lookups: list[CacheLookup]
+
+
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /stats` and the numbers of a heartbeat."""
 
@@ -195,5 +320,6 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int = 0  # freed but kept by mlx's allocator
     kv_bytes: int = 0  # KV promised to the active rows
     prefix_bytes: int = 0  # KV kept for reuse
-    restored_bytes: int = 0  # of prefix_bytes at start: read back from an earlier worker's spill
+    restored_bytes: int = 0  # of KV, read back from disk so far
+    disk_bytes: int = 0  # of kept prompts that lie on disk
     tokens: int = 0  # generated since start

@@ -50,7 +50,7 @@ def toml_value(known: Field) -> str:
         return f'"{as_written(known, value)}"'
     if isinstance(value, list):
         return "[]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    return f'"{value}"' if isinstance(value, str) else as_written(known, value)
 
 
 MODELS = [

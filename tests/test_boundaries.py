@@ -20,8 +20,8 @@ MAX_LINES = 500
 # lines and itself; units on one line do not know each other.
 READING_ORDER: dict[str, list[list[str]]] = {
     "shared": [
-        ["version", "units", "ndjson", "logs", "errors", "files"],
-        ["wire", "jobs", "asgi", "model_config", "tensor_headers"],
+        ["version", "units", "ndjson", "logs", "errors", "files", "family_config"],
+        ["wire", "jobs", "asgi", "model_config", "kv_layout", "tensor_headers"],
         ["control", "checkpoint"],
     ],
     "worker": [
@@ -29,12 +29,14 @@ READING_ORDER: dict[str, list[list[str]]] = {
         ["cache"],
         ["weights"],
         ["models"],
-        ["engine.sequence", "engine.kv_budget"],
-        ["engine.scheduler", "engine.sampling"],
-        ["engine.runner"],
+        ["engine.sequence", "engine.kv_budget", "engine.pace"],
+        ["engine.scheduler", "engine.curve", "engine.grammar", "engine.processors"],
+        ["engine.sampling"],
+        ["engine.runner", "engine.recheck"],
         ["engine.engine"],
         ["load"],
         ["context"],
+        ["stream", "resolve"],
         ["pipeline", "jobs"],
         ["app"],
         ["serve"],
@@ -65,7 +67,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "worker.cache": {"mlx"},
     "worker.weights": {"mlx"},
     "worker.models": {"mlx"},
-    "worker.engine": {"mlx"},
+    "worker.engine": {"mlx", "numpy", "llguidance"},
     "worker.load": {"mlx"},
     "worker.serve": {"uvicorn"},
     "worker.__main__": {"uvloop"},
@@ -82,7 +84,7 @@ THIRD_PARTY: dict[str, set[str]] = {
 }
 
 # Law 1: the parent survives because no native model code is ever in it.
-NEVER_IN_THE_PARENT = ("mlx", "numpy", "tokenizers", "safetensors", "jinja2", "worker")
+NEVER_IN_THE_PARENT = ("mlx", "numpy", "tokenizers", "safetensors", "jinja2", "llguidance", "worker")
 
 PURE = [
     "shared.version",
@@ -93,7 +95,9 @@ PURE = [
     "shared.jobs",
     "shared.control",
     "shared.checkpoint",
+    "shared.family_config",
     "shared.model_config",
+    "shared.kv_layout",
     "shared.tensor_headers",
     "worker.text.detokenizer",
     "worker.text.stops",
@@ -102,6 +106,8 @@ PURE = [
     "worker.engine.sequence",
     "worker.engine.scheduler",
     "worker.engine.kv_budget",
+    "worker.engine.pace",
+    "worker.resolve",
     "parent.values",
     "parent.state_table",
     "parent.model_options",

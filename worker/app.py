@@ -92,6 +92,9 @@ def build_app(pipeline: Pipeline, stats: Callable[[], WorkerStats]) -> Handler:
         text, ids = await pipeline.render(request.prompt)
         await respond(send, 200, _json.encode(RenderResult(text, ids)))
 
+    async def give_cache(receive: Receive, send: Send) -> None:
+        await respond(send, 200, _json.encode(await pipeline.cache_report()))
+
     async def give_stats(receive: Receive, send: Send) -> None:
         await respond(send, 200, _json.encode(stats()))
 
@@ -99,6 +102,7 @@ def build_app(pipeline: Pipeline, stats: Callable[[], WorkerStats]) -> Handler:
         ("POST", "/generate"): generate,
         ("POST", "/render"): render,
         ("GET", "/stats"): give_stats,
+        ("GET", "/cache"): give_cache,
     }
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

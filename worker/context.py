@@ -4,12 +4,13 @@ import asyncio
 import json
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from shared.checkpoint import kv_bytes_per_token
 from shared.control import LaunchModel
 from shared.wire import ModelFacts, Sampling
+from worker.engine.grammar import GrammarCompiler
 from worker.engine.kv_budget import KvBudget
 from worker.load import Loading
 from worker.text.detokenizer import DetokenizerFactory
@@ -33,6 +34,13 @@ class ModelContext:
     eos: frozenset[int]
     defaults: Sampling
     kv: KvBudget
+    grammars: GrammarCompiler
+
+    @cached_property
+    def xtc_keep(self) -> tuple[int, ...]:
+        """Ids that XTC never takes away: the ends of an answer, and of a line."""
+        lines = (self.tokenizer.encode_rendered(text) for text in ("\n", "\n\n"))
+        return (*sorted(self.eos), *dict.fromkeys(ids[0] for ids in lines if len(ids) == 1))
 
     @property
     def context(self) -> int:
@@ -64,7 +72,7 @@ async def open_context(launch: LaunchModel, loading: Loading) -> ModelContext:
         dtype=held["dtype"],
         quantization=checkpoint.quantization,
         weights_bytes=held["weights_bytes"],
-        kv_bytes_per_token=kv_bytes_per_token(checkpoint, held["elem_bytes"]),
+        kv_bytes_per_token=held["kv_bytes_per_token"],
         reasoning=reasoning is not None,
         has_chat_template=bool(template.sources),
         device=held["device"],
@@ -81,6 +89,7 @@ async def open_context(launch: LaunchModel, loading: Loading) -> ModelContext:
         frozenset(eos),
         defaults,
         loaded.kv,
+        GrammarCompiler(tokenizer, frozenset(eos), facts.vocab_size),
     )
 
 
@@ -105,4 +114,5 @@ def read_sampling_defaults(path: Path) -> Sampling:
         top_p=top_p or None,
         top_k=None if top_k is None else int(top_k),
         min_p=number("min_p", 0, 1),
+        repetition_penalty=number("repetition_penalty", 1e-3, 1e3),
     )

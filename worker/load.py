@@ -9,18 +9,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shared.checkpoint import Checkpoint, inspect
 from shared.control import LaunchModel
 from shared.errors import ErrorCode, refuse
-from shared.model_config import kv_layers
 from shared.units import format_bytes
 from worker.engine.engine import Engine, Loaded
 from worker.engine.kv_budget import KvBudget
 
 if TYPE_CHECKING:
-    from worker.cache.disk import Spill
+    from worker.cache.store import Store
 
 Tell = Callable[[str, int, int], None]
 
@@ -57,11 +56,16 @@ def _build(launch: LaunchModel, path: Path, tell: Tell) -> Loaded:
 
     on_gpu = mx.default_device().type == mx.DeviceType.gpu
     if on_gpu and mx.metal.is_available():
-        # Keep the weights of a model near the size of the machine wired, as mlx-lm does.
-        mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
-    model = load_model(path, dtype=launch.dtype, on_progress=lambda done, total: tell("weights", done, total))
+        limit_memory(mx)
+    model = load_model(
+        path,
+        dtype=launch.dtype,
+        kv_cache=launch.kv_cache,
+        kv_start=launch.kv_start,
+        on_progress=lambda done, total: tell("weights", done, total),
+    )
     chunk = launch.prefill_chunk or (CHUNK_GPU if on_gpu else CHUNK_CPU)
-    kv = KvBudget(kv_layers(model.checkpoint.config), model.dtype.size, chunk, launch.kv_bytes)
+    kv = KvBudget(model.model.layout, model.dtype.size, chunk, launch.kv_bytes)
     if not kv.most_tokens(1):
         raise refuse(
             ErrorCode.CANNOT_FIT,
@@ -69,38 +73,52 @@ def _build(launch: LaunchModel, path: Path, tell: Tell) -> Loaded:
             f"{format_bytes(kv.row_bytes(1))}; raise kv_bytes",
         )
     device = "gpu" if on_gpu else "cpu"
-    prefix = PrefixCache(launch.prefix_cache_bytes, model.model.same_kv)
-    spill = _spill(launch, model.checkpoint, str(model.dtype), device, chunk)
+    prefix = PrefixCache(launch.prefix_cache_bytes, model.model.regime)
+    layout = list(model.model.layout)
+    goes_back = [cache.goes_back for cache in model.model.make_caches()]
+    store = _store(launch, model.checkpoint, goes_back, str(model.dtype), device, layout)
     return Loaded(
         model=model.model,
         prefix=prefix,
         max_rows=launch.max_rows,
         prefill_chunk=chunk,
         kv=kv,
-        spill=spill,
-        restored_bytes=spill.restore(prefix) if spill else 0,
+        check_prefix=launch.check_prefix,
+        store=store,
         description={
             "dtype": str(model.dtype).rpartition(".")[2],
-            "elem_bytes": model.dtype.size,
+            "kv_bytes_per_token": kv.token_bytes,
             "weights_bytes": model.weights_bytes,
             "device": device,
         },
     )
 
 
-def _spill(launch: LaunchModel, checkpoint: Checkpoint, *facts: object) -> "Spill | None":
-    """Where the prefix cache lies between two workers; `facts`: what its arrays depend on besides the model."""
-    from worker.cache.disk import Spill, identity_of
+def limit_memory(mx: Any) -> None:
+    """What Metal may keep: weights stay wired up to the working set that it recommends, as mlx-lm does; of memory that
+    was freed an eighth of that is kept for the next step, the rest goes back, so that the ledger's numbers are true.
+    """
+    most = int(mx.device_info()["max_recommended_working_set_size"])
+    mx.set_wired_limit(most)
+    mx.set_cache_limit(most // 8)
 
-    if not launch.spill_dir or not launch.spill_bytes:
+
+def _store(
+    launch: LaunchModel, checkpoint: Checkpoint, goes_back: list[bool], *facts: object
+) -> "Store | None":
+    """Where kept prompts lie between two workers; `facts`: what their arrays depend on besides the model."""
+    from worker.cache.store import Store, identity_of
+
+    if not launch.spill_dir or not launch.spill_bytes or not launch.prefix_cache_bytes:
         return None
     try:
         identity = identity_of(checkpoint, *facts)
     except OSError:  # the model's files are gone: what is loaded serves on, and nobody will come back to it
         return None
-    return Spill(
+    return Store(
         Path(launch.spill_dir),
         identity,
+        goes_back,
         max_bytes=launch.spill_bytes,
         floor_bytes=launch.disk_floor_bytes,
     )

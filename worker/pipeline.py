@@ -1,12 +1,11 @@
-"""One request top to bottom: render, encode, submit, detokenise, stop, split, events. Read this first.
+"""One request top to bottom: check, render, encode, constrain, submit; its events. Read this first.
 
-Everything here runs on the event loop, except that long prompts are encoded in a thread. The engine reports
-the outputs of a whole step at once; each stream turns its own into text immediately and wakes its reader, so
-what piles up while a reader is slow leaves as one event.
+Everything here runs on the event loop, except that long prompts are encoded, templates rendered and grammars
+compiled in threads. The engine reports the outputs of a whole step at once; each stream (`worker.stream`) turns its
+own into events.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,188 +13,30 @@ from dataclasses import replace
 from shared.errors import ErrorCode, Refused, refuse
 from shared.units import format_bytes
 from shared.wire import (
+    CacheLookup,
+    CacheReport,
     ChatPrompt,
     Event,
-    Finish,
-    FinishReason,
     GenerateRequest,
-    Prefill,
     Prompt,
-    Reasoning,
-    Sampling,
-    Started,
     StepFrame,
-    Text,
     TextPrompt,
-    Timings,
-    Usage,
 )
 from worker.context import ModelContext
 from worker.engine.engine import Engine, Output
-from worker.engine.sequence import SamplingPlan, Sequence
+from worker.engine.grammar import COMPILE_S, Constraint, Thinking
+from worker.engine.sequence import Sequence
+from worker.resolve import check_ids, check_logprobs, check_sampling, resolve_sampling
+from worker.stream import Stream
 from worker.text.messages import normalise
-from worker.text.reasoning import Kind, ReasoningSplitter, starts_open
-from worker.text.stops import StopMatcher
+from worker.text.reasoning import starts_open
 
 OnStep = Callable[[StepFrame], None]
 
-DEFAULT_TEMPERATURE = 0.7
-MIN_TEMPERATURE = 1e-5
-MIN_TOP_P = 1e-6
 RENDER_S = 30.0
 """A template that takes longer is broken; its thread cannot be ended, but its request can."""
 THREAD_ABOVE = 20_000
 """Characters of prompt above which encoding leaves the event loop (about 10 ms)."""
-
-
-class Stream:
-    """One answer under way: outputs of the engine in, events out."""
-
-    def __init__(
-        self,
-        context: ModelContext,
-        request: GenerateRequest,
-        sequence: Sequence,
-        rendered: str,
-        limit: int,  # of prompt and answer, in tokens
-    ) -> None:
-        self.sequence = sequence
-        self.context = context
-        self._limit = limit
-        self._detokenizer = context.detokenizers.new()
-        self._stops = StopMatcher(request.stop)
-        form = context.reasoning if request.split_reasoning else None
-        self._splitter = (
-            ReasoningSplitter(form, starts_open(rendered, form))
-            if form and isinstance(request.prompt, ChatPrompt)
-            else None
-        )
-        self._pieces: list[tuple[Kind, str]] = []
-        self._ids: list[int] = []
-        self._events: list[Event] = []
-        self.reader = request.reader
-        self.ended = asyncio.Event()
-        self._wake = asyncio.Event()
-        self._num_reasoning = 0
-        self._num_completion = 0
-        self._num_cached = 0
-        self._num_prefilled = 0
-        self._submitted_at = time.monotonic()
-        self._admitted_at = self._submitted_at
-        self._first_at: float | None = None
-        self.is_done = False
-        self._replay(request.resume)
-
-    @property
-    def num_prompt(self) -> int:
-        """Tokens of the prompt proper, without those of a resumed answer."""
-        return len(self.sequence.prompt) - self.sequence.num_resumed
-
-    def feed(self, output: Output) -> bool:
-        """Take one output of the engine. True: the engine should stop this sequence (a stop string fired)."""
-        if self.is_done:
-            return False
-        if output.admitted:
-            self._admitted_at = time.monotonic()
-            self._num_cached = min(output.reused, self.num_prompt)
-            left = max(0, self._limit - len(self.sequence.prompt))
-            self._events.append(Started(self.num_prompt, self._num_cached, left))
-        done = min(output.prefilled or 0, self.num_prompt)
-        if (
-            done > self._num_prefilled
-        ):  # a row that was preempted runs its prompt again, which is nothing to tell
-            self._num_prefilled = done
-            self._events.append(Prefill(done, self.num_prompt))
-        if output.token is not None:
-            self._token(output.token, is_eos=output.finish == "stop")
-        if self._stops.matched is not None:
-            self._finish("stop")
-        elif output.finish:
-            self._finish(output.finish)
-        if self._pieces or self._events:
-            self._wake.set()
-        return self._stops.matched is not None and output.finish is None
-
-    async def events(self) -> list[Event]:
-        """All events so far that have not been taken; waits for at least one."""
-        await self._wake.wait()
-        return self.take()
-
-    def take(self) -> list[Event]:
-        """All events so far that have not been taken, perhaps none."""
-        self._wake.clear()
-        self._flush_pieces()
-        taken, self._events = self._events, []
-        return taken
-
-    def _token(self, token: int, *, is_eos: bool) -> None:
-        if self._first_at is None:
-            self._first_at = time.monotonic()
-        self._num_completion += 1
-        if self._splitter is not None:
-            self._num_reasoning += self._splitter.in_reasoning
-        if not is_eos:
-            self._ids.append(token)
-            self._split(self._stops.feed(self._detokenizer.feed(token)))
-
-    def _split(self, text: str) -> None:
-        """Text that has passed the stop strings."""
-        if text:
-            self._pieces += self._splitter.feed(text) if self._splitter else [("text", text)]
-
-    def _replay(self, ids: list[int]) -> None:
-        """Rebuild the state of the parsers from the ids of an earlier worker; their text has left already."""
-        for token in ids:
-            self._token(token, is_eos=False)
-        self._pieces.clear()
-        self._ids.clear()
-        self._first_at = None
-        if self._stops.matched is not None:
-            self._finish("stop")
-        elif len(ids) >= self.sequence.max_tokens:
-            self._finish("length")
-        if self.is_done:
-            self._wake.set()
-
-    def _finish(self, reason: FinishReason) -> None:
-        """What was held back comes out now; it may still complete a stop string."""
-        self._split(self._stops.feed(self._detokenizer.flush()) + self._stops.flush())
-        if self._stops.matched is not None:
-            reason = "stop"
-        if self._splitter is not None:
-            self._pieces += self._splitter.flush()
-        self._flush_pieces()
-        now = time.monotonic()
-        first = self._first_at or now
-        self._events.append(
-            Finish(
-                reason,
-                Usage(self.num_prompt, self._num_completion, self._num_cached, self._num_reasoning),
-                Timings(
-                    round(self._admitted_at - self._submitted_at, 6),
-                    round(first - self._admitted_at, 6),
-                    round(now - first, 6),
-                ),
-                self._stops.matched,
-            )
-        )
-        self.is_done = True
-        self.ended.set()
-
-    def _flush_pieces(self) -> None:
-        """Pieces to events: neighbours of one kind are joined, the ids go with the last."""
-        merged: list[tuple[Kind, str]] = []
-        for kind, text in self._pieces:
-            if merged and merged[-1][0] == kind:
-                merged[-1] = (kind, merged[-1][1] + text)
-            elif text:
-                merged.append((kind, text))
-        self._pieces.clear()
-        for place, (kind, text) in enumerate(merged):
-            ids: list[int] = []
-            if place == len(merged) - 1:
-                ids, self._ids = self._ids, []
-            self._events.append(Text(text, ids) if kind == "text" else Reasoning(text, ids))
 
 
 class Pipeline:
@@ -244,15 +85,22 @@ class Pipeline:
         if not ids:
             raise refuse(ErrorCode.INVALID_REQUEST, "the prompt is empty: it has no tokens", param=param)
         limit = self._limit(request.max_context, len(ids), param)
+        constraint = await self._constrain(request, rendered)
         room = limit - len(ids)
         sequence = Sequence(
             id=request.request_id,
             prompt=[*ids, *request.resume],
             max_tokens=min(request.max_tokens or room, room),
-            sampling=resolve_sampling(request.sampling, self.context.defaults),
+            sampling=resolve_sampling(
+                request.sampling,
+                self.context.defaults,
+                xtc_keep=self.context.xtc_keep,
+                logprobs=request.logprobs,
+            ),
             seed=request.seed,
             eos=self.context.eos,
             num_resumed=len(request.resume),
+            constraint=constraint,
         )
         return Stream(self.context, request, sequence, rendered, limit)
 
@@ -274,11 +122,37 @@ class Pipeline:
                 await stream.ended.wait()
 
     def _check_new(self, request: GenerateRequest) -> None:
-        """Refuse an id that is in flight, and a `reader` that is not there."""
+        """Refuse an id that is in flight, a `reader` that is not there, and numbers that mean nothing."""
         if request.request_id in self._streams:
             raise refuse(ErrorCode.INVALID_REQUEST, f"request id {request.request_id!r} is in flight already")
         if request.reader and request.reader not in self.readers:
             raise refuse(ErrorCode.INVALID_REQUEST, f"nobody reads /steps/{request.reader}", param="reader")
+        vocab_size = self.context.facts.vocab_size
+        check_sampling(request.sampling, vocab_size)
+        check_logprobs(request.logprobs)
+        check_ids(request.resume, vocab_size, "resume")
+
+    async def _constrain(self, request: GenerateRequest, rendered: str) -> Constraint | None:
+        """The grammar of a request, behind the thoughts that its prompt has begun or its model may begin."""
+        if request.grammar is None:
+            return None
+        form, thinking = self.context.reasoning, None
+        if form is not None and isinstance(request.prompt, ChatPrompt):
+            is_open = starts_open(rendered, form)
+            thinking = None if is_open is False else Thinking(form.open, form.close, bool(is_open))
+        grammars = self.context.grammars
+        work = asyncio.get_running_loop().run_in_executor(
+            grammars.pool, grammars.compile, request.grammar, thinking, request.resume
+        )
+        try:
+            async with asyncio.timeout(COMPILE_S):
+                return await work
+        except TimeoutError:
+            raise refuse(
+                ErrorCode.INVALID_REQUEST,
+                f"the grammar was not compiled within {COMPILE_S:g} s; make it smaller",
+                param="grammar",
+            ) from None
 
     @contextmanager
     def _running(self, stream: Stream) -> Iterator[None]:
@@ -300,6 +174,34 @@ class Pipeline:
         self.kv = replace(self.kv, limit=kv_bytes)
         self._engine.resize(kv_bytes, prefix_cache_bytes)
 
+    async def cache_report(self) -> CacheReport:
+        """What is kept of prompts, and how the last ones were looked up."""
+        lookups, entries, limit = await asyncio.wrap_future(self._engine.lookups())
+        decode = self.context.tokenizer.core.decode
+
+        def text(token: int) -> str:
+            return decode([token], skip_special_tokens=False) if token >= 0 else ""
+
+        stats = self._engine.stats()
+        return CacheReport(
+            prefix_bytes=stats.prefix_bytes,
+            prefix_limit=limit,
+            entries=entries,
+            disk_bytes=stats.disk_bytes,
+            restored_bytes=stats.restored_bytes,
+            lookups=[
+                CacheLookup(
+                    prompt_tokens=one.prompt_tokens,
+                    reused=one.reused,
+                    common=one.common,
+                    reason=one.reason,
+                    kept=text(one.differs[0]),
+                    asked=text(one.differs[1]),
+                )
+                for one in reversed(lookups)
+            ],
+        )
+
     async def drained(self) -> None:
         """Take no more requests; returns when none is in flight."""
         self.is_draining = True
@@ -312,13 +214,7 @@ class Pipeline:
             return text, await self._encode(self.context.tokenizer.encode_rendered, text, "messages")
         if isinstance(prompt, TextPrompt):
             return prompt.text, await self._encode(self.context.tokenizer.encode_text, prompt.text, "prompt")
-        bad = next((i for i in prompt.ids if not 0 <= i < self.context.facts.vocab_size), None)
-        if bad is not None:
-            raise refuse(
-                ErrorCode.INVALID_REQUEST,
-                f"token id {bad} is outside the vocabulary of {self.context.facts.vocab_size}",
-                param="prompt",
-            )
+        check_ids(prompt.ids, self.context.facts.vocab_size, "prompt")
         if len(prompt.ids) >= self.context.context:
             raise self._too_long(f"{len(prompt.ids)} tokens", len(prompt.ids), self.context.context, "prompt")
         return self.context.tokenizer.core.decode(prompt.ids, skip_special_tokens=False), prompt.ids
@@ -377,23 +273,3 @@ class Pipeline:
             f"shorten the prompt by at least {num_tokens - context + 1} tokens",
             param=param,
         )
-
-
-def resolve_sampling(asked: Sampling, defaults: Sampling) -> SamplingPlan:
-    """Field by field: the request, else the model's `generation_config.json`, else temperature 0.7 and no cuts."""
-
-    def pick(name: str, built_in: float) -> float:
-        for source in (asked, defaults):
-            value = getattr(source, name)
-            if value is not None:
-                return float(value)
-        return built_in
-
-    temperature = pick("temperature", DEFAULT_TEMPERATURE)
-    return SamplingPlan(
-        # Below this a draw is the most likely token anyway, and 1 / temperature leaves float32.
-        temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
-        top_p=max(pick("top_p", 1.0), MIN_TOP_P),
-        top_k=int(pick("top_k", 0)),
-        min_p=pick("min_p", 0.0),
-    )

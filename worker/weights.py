@@ -5,7 +5,7 @@ wrong shape is refused there, what nobody took is refused by `finish`. Nothing i
 `materialise`, which evaluates in groups and reports bytes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from worker.layers.linear import (
     QuantizedLinear,
     Scheme,
 )
+from worker.layers.stacked import DenseStacked, QuantizedStacked
 
 Progress = Callable[[int, int], None]
 
@@ -41,7 +42,7 @@ class Weights:
         self.dtype = dtype
         self._tensors: dict[str, mx.array] = {}
         self._taken: list[mx.array] = []
-        self._quantization: dict[str, Any] = checkpoint.config.get("quantization") or {}
+        self._quantization: dict[str, Any] = dict(checkpoint.config.get("quantization") or {})
         for shard in checkpoint.shards:
             path = Path(checkpoint.path) / shard.file
             try:
@@ -53,28 +54,81 @@ class Weights:
             self._tensors.update(loaded)
 
     def rename(self, change: Callable[[str], str | None]) -> None:
-        """Give every tensor a new name; None drops it. For a family's checkpoint quirks."""
+        """Give every tensor a new name; None drops it. For a family's checkpoint quirks.
+
+        What config.json says of a module's quantization goes with it.
+        """
         self._tensors = {new: one for name, one in self._tensors.items() if (new := change(name)) is not None}
+        for module in [key for key, how in self._quantization.items() if isinstance(how, (dict, bool))]:
+            how, new = self._quantization.pop(module), change(f"{module}.weight")
+            if new is not None:
+                self._quantization[new.removesuffix(".weight")] = how
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
-    def vector(self, name: str, size: int) -> mx.array:
-        """A norm's weight or a bias, `[size]`."""
-        return self._cast(self._take(name, [size]))
+    def pop(self, name: str) -> mx.array:
+        """A tensor as the file has it, to be put back in another form."""
+        if name not in self._tensors:
+            raise self.bad(f"tensor {name} is missing; download the model again")
+        return self._tensors.pop(name)
 
-    def linear(self, module: str, in_dim: int, out_dim: int, *, bias: bool = False) -> Linear:
+    def put(self, name: str, tensor: mx.array, *, quantized_as: str = "") -> None:
+        """A tensor made of others. `quantized_as`: the module whose quantization in config.json holds for it."""
+        self._tensors[name] = tensor
+        if quantized_as in self._quantization:
+            self._quantization[name.rpartition(".")[0]] = self._quantization[quantized_as]
+
+    def split(self, module: str, parts: Mapping[str, int]) -> None:
+        """Take the fused projection `module` apart into modules of so many rows each, in their order."""
+        for leaf in ("weight", "scales", "biases", "bias"):
+            name = f"{module}.{leaf}"
+            if name not in self._tensors:
+                continue
+            whole, begin = self._tensors.pop(name), 0
+            if whole.shape[0] != sum(parts.values()):
+                raise self.bad(
+                    f"tensor {name} has {whole.shape[0]} rows, config.json asks for {sum(parts.values())}"
+                )
+            for part, rows in parts.items():
+                self.put(f"{part}.{leaf}", whole[begin : begin + rows], quantized_as=module)
+                begin += rows
+
+    def vector(
+        self, name: str, size: int, *, dtype: mx.Dtype | None = None, plus: float = 0.0, times: float = 1.0
+    ) -> mx.array:
+        """A norm's weight or a bias, `[size]`, times `times`, and `plus` added, in float32.
+
+        `dtype`: other than that of the model.
+        """
+        found = self._take(name, [size])
+        if plus or times != 1:
+            found = found.astype(mx.float32) * times + plus
+        return self._cast(found, dtype)
+
+    def linear(
+        self, module: str, in_dim: int, out_dim: int, *, bias: bool = False, dtype: mx.Dtype | None = None
+    ) -> Linear:
         """The projection `module` with weight `[out_dim, in_dim]`, quantized if the checkpoint says so."""
-        parts = self._matrix(module, in_dim, out_dim)
-        offset = self.vector(f"{module}.bias", out_dim) if bias else None
+        parts = self._matrix(module, [out_dim, in_dim], dtype)
+        offset = self.vector(f"{module}.bias", out_dim, dtype=dtype) if bias else None
         if isinstance(parts, mx.array):
             return DenseLinear(parts, offset)
-        weight, scales, biases, scheme = parts
-        return QuantizedLinear(weight, scales, biases, scheme, offset)
+        return QuantizedLinear(*parts, offset)
+
+    def stacked(
+        self, module: str, count: int, in_dim: int, out_dim: int, *, bias: bool = False
+    ) -> DenseStacked | QuantizedStacked:
+        """`count` projections in one weight `[count, out_dim, in_dim]`, with biases `[count, out_dim]`."""
+        parts = self._matrix(module, [count, out_dim, in_dim])
+        offset = self._cast(self._take(f"{module}.bias", [count, out_dim])) if bias else None
+        if isinstance(parts, mx.array):
+            return DenseStacked(parts, offset)
+        return QuantizedStacked(*parts, offset)
 
     def embedding(self, module: str, count: int, dim: int) -> Embedding:
         """The table `module` with weight `[count, dim]`."""
-        parts = self._matrix(module, dim, count)
+        parts = self._matrix(module, [count, dim])
         if isinstance(parts, mx.array):
             return DenseEmbedding(parts)
         return QuantizedEmbedding(*parts, self.dtype)
@@ -84,7 +138,7 @@ class Weights:
         if self._tensors:
             name = min(self._tensors)
             more = f" and {len(self._tensors) - 1} more" if len(self._tensors) > 1 else ""
-            raise self._bad(f"tensor {name}{more} is not part of a {self.checkpoint.model_type} model")
+            raise self.bad(f"tensor {name}{more} is not part of a {self.checkpoint.model_type} model")
 
     def materialise(self, on_progress: Progress | None) -> int:
         """Read and cast everything taken; gives its bytes. `on_progress(done, total)` in bytes."""
@@ -109,22 +163,24 @@ class Weights:
     # ------------------------------------------------------------ inside
 
     def _matrix(
-        self, module: str, in_dim: int, out_dim: int
+        self, module: str, shape: list[int], dtype: mx.Dtype | None = None
     ) -> mx.array | tuple[mx.array, mx.array, mx.array | None, Scheme]:
+        """`shape`: of the weight, were it not quantized; the inputs are its last dimension."""
         scheme = self._scheme(module)
         if scheme is None:
-            return self._cast(self._take(f"{module}.weight", [out_dim, in_dim]))
+            return self._cast(self._take(f"{module}.weight", shape), dtype)
+        rows, in_dim = shape[:-1], shape[-1]
         if in_dim % scheme.group_size:
-            raise self._bad(f"{module}: {in_dim} inputs do not divide into groups of {scheme.group_size}")
-        weight = self._take(f"{module}.weight", [out_dim, in_dim * scheme.bits // 32])
+            raise self.bad(f"{module}: {in_dim} inputs do not divide into groups of {scheme.group_size}")
+        weight = self._take(f"{module}.weight", [*rows, in_dim * scheme.bits // 32])
         if weight.dtype != mx.uint32:
-            raise self._bad(f"tensor {module}.weight is {weight.dtype}, but quantized weights are uint32")
-        shape = [out_dim, in_dim // scheme.group_size]
-        scales = self._take(f"{module}.scales", shape)
+            raise self.bad(f"tensor {module}.weight is {weight.dtype}, but quantized weights are uint32")
+        groups = [*rows, in_dim // scheme.group_size]
+        scales = self._take(f"{module}.scales", groups)
         if scheme.mode != "affine":
             return self._keep(weight), self._keep(scales), None, scheme
-        biases = self._take(f"{module}.biases", shape)
-        return self._keep(weight), self._cast(scales), self._cast(biases), scheme
+        biases = self._take(f"{module}.biases", groups)
+        return self._keep(weight), self._cast(scales, dtype), self._cast(biases, dtype), scheme
 
     def _scheme(self, module: str) -> Scheme | None:
         """How `module` is quantized, None if it is not: it must have scales and not be switched off."""
@@ -132,10 +188,10 @@ class Weights:
         override = self._quantization.get(module)
         if override is False or not has_scales:
             if has_scales:
-                raise self._bad(f"{module} has scales, but config.json says it is not quantized")
+                raise self.bad(f"{module} has scales, but config.json says it is not quantized")
             return None
         if not self._quantization:
-            raise self._bad(f"{module} has scales, but config.json has no quantization entry")
+            raise self.bad(f"{module} has scales, but config.json has no quantization entry")
         given = {**self._quantization, **(override if isinstance(override, dict) else {})}
         mode = given.get("mode", "affine")
         if mode not in _DEFAULT_SCHEME:
@@ -162,19 +218,19 @@ class Weights:
         return Scheme(mode, bits, group)
 
     def _take(self, name: str, shape: list[int]) -> mx.array:
-        found = self._tensors.pop(name, None)
-        if found is None:
-            raise self._bad(f"tensor {name} is missing; download the model again")
+        found = self.pop(name)
         if list(found.shape) != shape:
-            raise self._bad(f"tensor {name} has shape {list(found.shape)}, config.json asks for {shape}")
+            raise self.bad(f"tensor {name} has shape {list(found.shape)}, config.json asks for {shape}")
         return found
 
-    def _cast(self, tensor: mx.array) -> mx.array:
-        return self._keep(tensor if tensor.dtype == self.dtype else tensor.astype(self.dtype))
+    def _cast(self, tensor: mx.array, dtype: mx.Dtype | None = None) -> mx.array:
+        dtype = dtype or self.dtype
+        return self._keep(tensor if tensor.dtype == dtype else tensor.astype(dtype))
 
     def _keep(self, tensor: mx.array) -> mx.array:
         self._taken.append(tensor)
         return tensor
 
-    def _bad(self, fault: str) -> Refused:
+    def bad(self, fault: str) -> Refused:
+        """The refusal of a checkpoint with this fault."""
         return refuse(ErrorCode.BAD_CHECKPOINT, f"{self.checkpoint.path}: {fault}")

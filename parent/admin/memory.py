@@ -45,6 +45,8 @@ class Memory:
             max_rows=launch.max_rows,
             prefill_chunk=launch.prefill_chunk,
             prefix_cache_bytes=launch.prefix_cache_bytes,
+            kv_cache=launch.kv_cache,
+            kv_start=launch.kv_start,
         )
         needs, never = host.slot.bill, hopeless(self.pool.desk, host.slot)
         has_place = not limit or ledger.count("model") < limit

@@ -17,7 +17,7 @@ from parent.library.fit import bill, explain
 from parent.library.machine import find_device
 from shared.errors import ErrorCode, refuse
 
-_COUNTED = ("dtype", "max_rows", "prefill_chunk", "prefix_cache_bytes")
+_COUNTED = ("dtype", "max_rows", "prefill_chunk", "prefix_cache_bytes", "kv_cache", "kv_start")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
         max_rows=settings.max_rows,
         prefill_chunk=settings.prefill_chunk,
         prefix_cache_bytes=settings.prefix_cache_bytes,
+        kv_cache=settings.kv_cache,
+        kv_start=settings.kv_start,
     )
     print(f"{entry.id}, {fit.context} tokens of context")
     print("\n".join(explain(fit)))

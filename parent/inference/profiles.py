@@ -6,7 +6,15 @@ from parent.model_options import Profile
 from parent.protocols.base import DecodedRequest
 from shared import wire
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 
 
 def apply(asked: DecodedRequest, profile: Profile | None) -> DecodedRequest:

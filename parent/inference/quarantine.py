@@ -17,8 +17,8 @@ MAX_ENTRIES = 1024
 
 
 def request_hash(request: wire.GenerateRequest, model: str) -> bytes:
-    """16 bytes; equal for equal prompts, sampling, limits and stops, asked of one model."""
-    seen = (model, request.prompt, request.sampling, request.max_tokens, request.stop)
+    """16 bytes; equal for equal prompts, sampling, limits, stops and grammars, asked of one model."""
+    seen = (model, request.prompt, request.sampling, request.max_tokens, request.stop, request.grammar)
     return hashlib.blake2b(msgspec.json.encode(seen), digest_size=16).digest()
 
 

@@ -6,13 +6,14 @@ server: every row in use, at the whole context, with the prefix cache full.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from parent.library.catalog import ModelEntry
 from parent.library.machine import Device
 from shared.errors import ErrorCode, refuse
-from shared.model_config import kv_bytes
+from shared.kv_layout import LayerKv, kept_as, kv_bytes, kv_layers
 from shared.units import format_bytes
 
 FLOAT_BYTES = 4  # mlx's CPU backend runs in float32; elsewhere this errs on the safe side
@@ -31,9 +32,10 @@ class Shape(msgspec.Struct, frozen=True):
     """The sizes of a decoder that decide what one step needs."""
 
     hidden: int
-    intermediate: int
+    intermediate: int  # of a token: with experts, of all that it goes to, their answers included
     heads: int
     vocab: int
+    expanded: int = 0  # values that latent attention makes of a token of context, in one layer
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +46,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     rows: int  # requests answered side by side
     row_bytes: int  # KV of one row at that context, sliding windows considered
     kv_bytes_per_token: int  # of a token inside every window
+    row_fixed_bytes: int = 0  # of a row whatever its length: recurrent states
     prefix_bytes: int  # prompts kept for reuse
     chunk: int  # prompt tokens in one prefill step
     transient_bytes: int
@@ -72,6 +75,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
         left = self.usable_bytes - self._fixed_bytes
         if left <= 0:
             return 0
+        left = max(0, left - self.rows * self.row_fixed_bytes)
         each = self.rows * self.kv_bytes_per_token
         return left // each if each else self.context
 
@@ -95,7 +99,38 @@ def transient_bytes(shape: Shape, context: int, chunk: int, rows: int = 1, *, sc
     """
     tokens = min(chunk, context)
     per_token = 4 * shape.hidden + 3 * shape.intermediate + (shape.heads * context if scores else 0)
-    return FLOAT_BYTES * (tokens * per_token + rows * shape.vocab)
+    return FLOAT_BYTES * (tokens * per_token + context * shape.expanded + rows * shape.vocab)
+
+
+def shape_of(config: Mapping[str, Any]) -> Shape:
+    """The sizes of the model that a normalised config describes."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    chosen = config.get("num_experts_per_tok", 0)
+    nope, turned, value = (
+        config.get(key, 0) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    )
+    doubled = 2 if config.get("use_double_wide_mlp") else 1
+    layer_inputs = config["num_hidden_layers"] * config.get("hidden_size_per_layer_input", 0)
+    return Shape(
+        hidden=hidden,
+        intermediate=layer_inputs
+        + max(
+            config["intermediate_size"] * doubled,
+            chosen * (hidden + config.get("moe_intermediate_size", 0)),
+            _delta_net_values(config) // 3,
+        ),
+        heads=heads,
+        vocab=config["vocab_size"],
+        expanded=heads * (2 * nope + turned + value),
+    )
+
+
+def _delta_net_values(config: Mapping[str, Any]) -> int:
+    """Numbers per token of a chunk that a gated delta net holds at its widest, in float32; measured."""
+    heads: int = config.get("linear_num_value_heads", 0)
+    channels: int = 2 * config.get("linear_num_key_heads", 0) * config.get("linear_key_head_dim", 0)
+    channels += heads * config.get("linear_value_head_dim", 0)
+    return 7 * channels + 640 * heads
 
 
 def runs_wide(entry: ModelEntry, device: Device, dtype: str = "auto") -> bool:
@@ -104,9 +139,21 @@ def runs_wide(entry: ModelEntry, device: Device, dtype: str = "auto") -> bool:
     return (own if dtype == "auto" else dtype) == "float32"
 
 
-def kv_bytes_of(entry: ModelEntry, tokens: int, float32: bool) -> int:
+def kv_layout_of(entry: ModelEntry, kv_cache: str = "auto", kv_start: int = 0) -> list[LayerKv]:
+    """The caches of a row as these settings keep them; as they come where the model cannot be kept so, which its
+    worker will refuse.
+    """
+    try:
+        return kept_as(entry.config, kv_cache, kv_start)
+    except ValueError:
+        return kv_layers(entry.config)
+
+
+def kv_bytes_of(
+    entry: ModelEntry, tokens: int, float32: bool, *, kv_cache: str = "auto", kv_start: int = 0
+) -> int:
     """Bytes of KV of one row of `tokens` tokens, sliding windows considered."""
-    return kv_bytes(entry.config, tokens, 4 if float32 else 2)
+    return kv_bytes(kv_layout_of(entry, kv_cache, kv_start), tokens, 4 if float32 else 2)
 
 
 def bill(
@@ -118,6 +165,8 @@ def bill(
     max_rows: int,
     prefill_chunk: int,
     prefix_cache_bytes: int,
+    kv_cache: str,
+    kv_start: int,
 ) -> Fit:
     """The arithmetic for one model at `tokens` tokens of context on one device, from the entry alone.
 
@@ -129,18 +178,18 @@ def bill(
     config = entry.config
     float32 = runs_wide(entry, device, dtype)
     chunk = prefill_chunk or (CHUNK_CPU if device.kind == "cpu" else CHUNK_GPU)
-    shape = Shape(
-        hidden=config["hidden_size"],
-        intermediate=config["intermediate_size"],
-        heads=config["num_attention_heads"],
-        vocab=config["vocab_size"],
-    )
+    shape = shape_of(config)
+
+    def row(count: int) -> int:
+        return kv_bytes_of(entry, count, float32, kv_cache=kv_cache, kv_start=kv_start)
+
     return Fit(
         weights_bytes=loaded_bytes(entry.dtypes, float32=float32),
         context=tokens,
         rows=max_rows,
-        row_bytes=kv_bytes_of(entry, tokens, float32),
-        kv_bytes_per_token=kv_bytes_of(entry, 1, float32),
+        row_bytes=row(tokens),
+        kv_bytes_per_token=row(kv_start + 1) - row(kv_start),
+        row_fixed_bytes=row(0),
         element_bytes=4 if float32 else 2,
         prefix_bytes=prefix_cache_bytes,
         chunk=chunk,

@@ -4,10 +4,11 @@ import msgspec
 
 from parent.library.catalog import ModelEntry
 from parent.library.fit import bill as fit_bill
+from parent.library.fit import kv_layout_of
 from parent.library.machine import Device
 from parent.pool.ledger import Bill
 from shared.control import LaunchModel
-from shared.model_config import kv_layers, kv_room
+from shared.kv_layout import kv_room
 
 ORDINARY = 4096  # tokens of a request that any loaded model has to be able to take
 GENEROUS = 32768  # tokens of the longest request that is provided for where there is room
@@ -27,8 +28,10 @@ def bill_of(entry: ModelEntry, launch: LaunchModel, device: Device) -> Bill:
         max_rows=launch.max_rows,
         prefill_chunk=launch.prefill_chunk,
         prefix_cache_bytes=launch.prefix_cache_bytes,
+        kv_cache=launch.kv_cache,
+        kv_start=launch.kv_start,
     )
-    layers = kv_layers(entry.config)
+    layers = kv_layout_of(entry, launch.kv_cache, launch.kv_start)
 
     def row(tokens: int) -> int:
         """What the worker's buffers for a row take, which is more than its keys and values."""

@@ -144,6 +144,10 @@ class WorkerClient:
         """The worker's counters now. Raises `Refused`, `WorkerLost`."""
         return await self._call("GET", "/stats", b"", wire.WorkerStats)
 
+    async def cache(self) -> wire.CacheReport:
+        """What it keeps of prompts, and why the last ones were found or not. Raises as `generate`."""
+        return await self._call("GET", "/cache", b"", wire.CacheReport)
+
     def close(self) -> None:
         """Cut everything; later calls raise `WorkerLost`."""
         self._closed = True

@@ -191,7 +191,9 @@ def joined(events: list[wire.Event]) -> list[wire.Event]:
             case (wire.Text() | wire.Reasoning(), wire.Text() | wire.Reasoning()) if type(last) is type(
                 event
             ):
-                few[-1] = type(event)(last.text + event.text, last.ids + event.ids)
+                few[-1] = type(event)(
+                    last.text + event.text, last.ids + event.ids, last.logprobs + event.logprobs
+                )
             case wire.Prefill(), wire.Prefill():
                 few[-1] = event
             case _:

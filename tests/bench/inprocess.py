@@ -22,19 +22,24 @@ def bare(model, ids: list[int], tokens: int) -> dict[str, float]:
     """On the engine thread."""
     import mlx.core as mx
 
+    from worker.layers.batch import solo
+
+    def following(token: mx.array) -> mx.array:
+        return mx.argmax(model.head(model(solo(token, caches))[-1:]), axis=-1).astype(mx.int32)
+
     began = time.perf_counter()
     caches = model.make_caches(len(ids))
-    token = mx.argmax(model.head(model(mx.array([ids], dtype=mx.int32), caches)[:, -1]), axis=-1)
+    token = following(mx.array(ids, dtype=mx.int32))
     mx.async_eval(token)
     first = 0.0
     for index in range(tokens):
         if index < tokens - 1:
-            following = mx.argmax(model.head(model(token[None].astype(mx.int32), caches)[:, -1]), axis=-1)
-            mx.async_eval(following)
+            after = following(token)
+            mx.async_eval(after)
         token.item()
         if index == 0:
             first = time.perf_counter()
-        token = following
+        token = after
     done = time.perf_counter()
     return {"ttft_s": first - began, "decode_tps": (tokens - 1) / (done - first)}
 

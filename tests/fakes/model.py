@@ -4,13 +4,16 @@ Its caches count what they are given, so that a test sees every token that was r
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import mlx.core as mx
+
+from worker.layers.batch import Batch
 
 
 class CountingCache:
     """A cache that only remembers ids."""
+
+    goes_back = True
 
     def __init__(self, ids: list[int] | None = None) -> None:
         self.ids = list(ids or [])
@@ -49,15 +52,17 @@ class SuccessorModel:
     def __init__(self, size: int = 100, follow: Callable[[int], int] | None = None) -> None:
         self.size = size
         self.follow = follow or (lambda token: (token + 1) % size)
-        self.calls: list[int] = []  # lengths of what was run, in order
+        self.calls: list[int] = []  # lengths of what was run of each row, in order
         table = mx.eye(size)[mx.array([self.follow(t) for t in range(size)])] * 50.0
         self._table = table
 
-    def __call__(self, tokens: mx.array, caches: list[Any]) -> mx.array:
-        self.calls.append(tokens.shape[1])
-        for cache in caches:
-            cache.ids += tokens[0].tolist()
-        return self._table[tokens]
+    def __call__(self, batch: Batch) -> mx.array:
+        ids = batch.tokens.tolist()
+        for row in batch.rows:
+            self.calls.append(row.length)
+            for cache in row.caches:
+                cache.ids += ids[row.begin : row.end]
+        return self._table[batch.tokens]
 
     def head(self, hidden: mx.array) -> mx.array:
         return hidden
@@ -65,5 +70,5 @@ class SuccessorModel:
     def make_caches(self, length: int = 0) -> list[CountingCache]:
         return [CountingCache()]
 
-    def same_kv(self, length: int, other: int) -> bool:
-        return True
+    def regime(self, length: int) -> int:
+        return 0

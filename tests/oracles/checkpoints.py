@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from tests.oracles import weights
+from tests.oracles.layouts import LAYOUTS, wrapped
 
 CASES = Path(__file__).with_name("cases")
 Config = dict[str, Any]
@@ -67,21 +68,58 @@ def write_case(
     dtype: str = "float32",
     shards: int = 1,
     dialect: str = "modern",
+    layout: str = "hub",
+    inside: str = "",
 ) -> Path:
     """Write case `name` as a model directory; gives `folder`.
 
     `quantize`: an MLX quantization dict, per-module overrides included. `dtype`: float32, float16 or bfloat16,
     of everything not packed. `dialect`: "modern" (transformers 5) or "legacy" spelling of config.json.
+    `layout`: of the weights, see `tests.oracles.layouts`. `inside`: the `model_type` of a multimodal model around it.
     """
     config, seed = case(name)
-    tensors: Arrays = dict(weights.build(config, seed))
+    return write_model(
+        config,
+        seed,
+        folder,
+        quantize=quantize,
+        dtype=dtype,
+        shards=shards,
+        dialect=dialect,
+        layout=layout,
+        inside=inside,
+    )
+
+
+def write_model(
+    config: Config,
+    seed: int,
+    folder: Path,
+    *,
+    quantize: dict[str, Any] | None = None,
+    dtype: str = "float32",
+    shards: int = 1,
+    dialect: str = "modern",
+    layout: str = "hub",
+    inside: str = "",
+) -> Path:
+    """The same for a config that is no case, with the weights of `seed`."""
+    tensors = LAYOUTS[layout](dict(weights.build(config, seed)), config)
     config = {**config, "dtype": dtype}
+    if inside:
+        tensors = wrapped(tensors, layout)
+    if any(name.endswith("_blocks") for name in tensors):
+        config["quantization_config"] = {"quant_method": "mxfp4"}
     if quantize is not None:
         tensors = quantized(tensors, quantize)
         config["quantization"] = config["quantization_config"] = quantize
     folder.mkdir(parents=True, exist_ok=True)
     _write_weights(folder, tensors, dtype, shards)
-    _write_json(folder / "config.json", legacy(config) if dialect == "legacy" else config)
+    config = legacy(config) if dialect == "legacy" else config
+    if inside:
+        outer = {key: config.pop(key) for key in ("quantization", "quantization_config") if key in config}
+        config = {"model_type": inside, "text_config": config, "vision_config": {"hidden_size": 8}, **outer}
+    _write_json(folder / "config.json", config)
     _write_json(
         folder / "generation_config.json", {"eos_token_id": EOS_ID, "bos_token_id": 1, "pad_token_id": 0}
     )
@@ -92,10 +130,25 @@ def write_case(
 def legacy(config: Config) -> Config:
     """The same config as transformers 4 spelled it."""
     config = copy.deepcopy(config)
-    rope = config.pop("rope_parameters")
-    config["rope_theta"] = rope.pop("rope_theta")
-    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     config["torch_dtype"] = config.pop("dtype", "float32")
+    if own := config.pop("per_layer_config", None):
+        sizes = next(iter(own.values()))
+        config["global_head_dim"] = sizes["head_dim"]
+        if "num_key_value_heads" in sizes:
+            config["num_global_key_value_heads"] = sizes["num_key_value_heads"]
+    if config["model_type"].startswith("gemma4"):
+        return config
+    rope = config.pop("rope_parameters")
+    if "full_attention" in rope:
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+        config["sliding_window_pattern"] = config.pop("layer_types").index("full_attention") + 1
+    elif "linear_attention" in config.get("layer_types", []):
+        config["full_attention_interval"] = config.pop("layer_types").index("full_attention") + 1
+    config["rope_theta"] = rope.pop("rope_theta")
+    if "partial_rotary_factor" in rope:
+        config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     return config
 
 
@@ -131,6 +184,9 @@ def write_tokenizer(folder: Path) -> None:
 Arrays = dict[str, NDArray[Any]]
 
 
+_STACKS = (".switch_mlp.", ".switch_glu.", ".experts.", ".embed_q", ".unembed_out")
+
+
 def quantized(plain: Arrays, scheme: dict[str, Any]) -> Arrays:
     """Every matrix by MLX's quantizer, as the quantization dict `scheme` says; needs mlx."""
     import mlx.core as mx
@@ -139,10 +195,11 @@ def quantized(plain: Arrays, scheme: dict[str, Any]) -> Arrays:
     for name, value in plain.items():
         module, _, leaf = name.rpartition(".")
         override = scheme.get(module)
-        if leaf != "weight" or value.ndim != 2 or override is False:
+        how = {**scheme, **(override or {})}
+        is_matrix = value.ndim == 2 or (value.ndim == 3 and any(one in module for one in _STACKS))
+        if leaf != "weight" or not is_matrix or override is False or value.shape[-1] % how["group_size"]:
             out[name] = value
             continue
-        how = {**scheme, **(override or {})}
         parts = mx.quantize(mx.array(value), how["group_size"], how["bits"], how.get("mode", "affine"))
         for leaf, part in zip(("weight", "scales", "biases"), parts, strict=False):
             out[f"{module}.{leaf}"] = np.array(part)

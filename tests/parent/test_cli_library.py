@@ -38,7 +38,7 @@ def test_ls_shows_names_types_and_broken_models(
 def test_ls_shows_every_root_and_names_of_the_settings_file(
     tiny: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_model(tmp_path / "more" / "extra-one", model_type="qwen3")
+    write_model(tmp_path / "more" / "extra-one", model_type="gemma2")
     HfCache(tmp_path / "hf" / "hub").commit("org/cached", "1" * 40, ref="main", hidden_size=32)
     text = f'model_dirs = ["{tmp_path / "more"}"]\n[models."org/cached"]\naliases = ["c"]\n'
     (data / "mlxd.toml").write_text(text)
@@ -155,7 +155,7 @@ def test_fit_shows_the_arithmetic_and_tells_by_its_exit_code(
     [
         ({"num_hidden_layers": -2}, "num_hidden_layers is -2"),
         ({"hidden_size": "64"}, "hidden_size is '64'"),
-        ({"model_type": "qwen2"}, "family 'qwen2' is not supported, only llama, mistral, ministral3"),
+        ({"model_type": "gemma2"}, "family 'gemma2' is not supported, only llama, mistral, ministral3"),
     ],
 )
 def test_a_model_that_cannot_be_served_never_fits_and_every_command_says_why(

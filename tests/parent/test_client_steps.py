@@ -151,7 +151,8 @@ def test_a_reader_that_takes_nothing_holds_few_events_and_stalls_nobody(tmp_path
             await both(script, "slow", "quick")
             count = 20 * MAX_WAITING
             for number in range(count):
-                script.frame([("slow", [wire.Text("a", [number])])])
+                scores = [wire.Logprob(number, -0.5, b"a", [wire.Alternative(9, -1.0, b"\xff")])]
+                script.frame([("slow", [wire.Text("a", [number], scores)])])
             script.frame([("quick", [FINISH])])
             script.end("quick")
             assert await quick == [FINISH]
@@ -160,6 +161,8 @@ def test_a_reader_that_takes_nothing_holds_few_events_and_stalls_nobody(tmp_path
             texts = [event for event in held if isinstance(event, wire.Text)]
             assert "".join(event.text for event in texts) == "a" * count
             assert [i for event in texts for i in event.ids] == list(range(count))
+            assert [one.id for event in texts for one in event.logprobs] == list(range(count))
+            assert texts[0].logprobs[0].top == [wire.Alternative(9, -1.0, b"\xff")]
 
     asyncio.run(main())
 

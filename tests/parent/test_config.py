@@ -78,6 +78,8 @@ def test_every_setting_has_a_flag_and_a_variable_and_they_read_the_same_text(tmp
             text, value = "2MiB", 2 << 20
         elif known.unit == "seconds":
             text, value = "1500ms", 1.5
+        elif isinstance(known.default, bool):
+            text, value = "true", True
         elif isinstance(known.default, int):
             text, value = "9", 9
         else:

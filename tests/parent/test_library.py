@@ -107,7 +107,7 @@ def test_a_config_that_cannot_be_counted_with_is_listed_with_the_key_at_fault(
 @pytest.mark.parametrize(
     ("family", "server"),
     [
-        ("gemma3_text", "(mlx-lm serves it)"),
+        ("gemma2", "(mlx-lm serves it)"),
         ("qwen2_vl", "(mlx-vlm serves it)"),
         ("unheard", "another server"),
     ],
@@ -161,7 +161,7 @@ def test_weights_with_fewer_layers_than_the_config_says_are_a_broken_model(tmp_p
     ("family", "support", "note"),
     [
         ("llama", "native", ""),
-        ("qwen3", "extra", "mlx-lm has the family qwen3"),
+        ("gemma2", "extra", "mlx-lm has the family gemma2"),
         ("qwen2_vl", "extra", "mlx-vlm has the family qwen2_vl"),
         ("unheard", "unsupported", "family 'unheard' is not supported"),
     ],

@@ -50,14 +50,20 @@ def test_without_a_fallback_an_unknown_name_is_refused(name: str, fallback: str,
 
 
 PROFILE = Profile(
-    temperature=0.1, top_k=5, max_tokens=9, max_context=100, thinking=False, template_kwargs={"x": 1}
+    temperature=0.1,
+    top_k=5,
+    repetition_penalty=1.1,
+    max_tokens=9,
+    max_context=100,
+    thinking=False,
+    template_kwargs={"x": 1},
 )
 
 
 def test_a_profile_fills_in_what_a_request_left_open() -> None:
     asked = DecodedRequest(prompt=wire.ChatPrompt([{"role": "user", "content": "hi"}]))
     filled = apply(asked, PROFILE)
-    assert filled.sampling == wire.Sampling(temperature=0.1, top_k=5)
+    assert filled.sampling == wire.Sampling(temperature=0.1, top_k=5, repetition_penalty=1.1)
     assert (filled.max_tokens, filled.max_context) == (9, 100)
     assert isinstance(filled.prompt, wire.ChatPrompt)
     assert filled.prompt.template_kwargs == {"enable_thinking": False, "x": 1}
@@ -67,11 +73,11 @@ def test_a_profile_fills_in_what_a_request_left_open() -> None:
 def test_a_request_wins_over_its_profile() -> None:
     asked = DecodedRequest(
         prompt=wire.ChatPrompt([], {"enable_thinking": True}),
-        sampling=wire.Sampling(temperature=0.0),
+        sampling=wire.Sampling(temperature=0.0, repetition_penalty=1.0),
         max_tokens=1,
     )
     filled = apply(asked, PROFILE)
-    assert filled.sampling == wire.Sampling(temperature=0.0, top_k=5)
+    assert filled.sampling == wire.Sampling(temperature=0.0, top_k=5, repetition_penalty=1.0)
     assert filled.max_tokens == 1
     assert isinstance(filled.prompt, wire.ChatPrompt)
     assert filled.prompt.template_kwargs == {"enable_thinking": True, "x": 1}

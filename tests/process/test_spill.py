@@ -58,20 +58,25 @@ def test_an_unloaded_worker_comes_back_with_what_it_kept_and_a_killed_one_withou
         cold, usage = await ask(each)
         assert usage.cached_tokens == 0
         await drained(each)
-        (file,) = kv.iterdir()
+        kept = sorted(kv.iterdir())
+        assert len(kept) == 3
 
         each.want()
         await reach(each, State.READY)
-        await become(each, lambda: each.stats.restored_bytes > 0, "the heartbeat tells what came back")
+        await become(each, lambda: each.stats.disk_bytes > 0, "the heartbeat tells what lies there")
         if end == "kill":
             pid = each.pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             await become(each, lambda: each.state is State.READY and each.pid != pid, "another worker")
-        assert list(kv.iterdir()) == [file]
+        assert sorted(kv.iterdir()) == kept
         warm, usage = await ask(each)
-        assert usage.cached_tokens == len(PROMPT.ids) - 1
+        assert usage.cached_tokens == 192
         assert warm == cold
+        assert each.client is not None
+        report = await each.client.cache()
+        assert report.restored_bytes > 0
+        assert report.lookups[0].prompt_tokens == len(PROMPT.ids)
         await down(each)
 
     asyncio.run(asyncio.wait_for(body(), 120))

@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 from shared.errors import ErrorCode, Refused
-from shared.model_config import KV_STEP
-from shared.wire import Event, GenerateRequest, Prefill, Sampling, Started, TokenPrompt
+from shared.kv_layout import KV_STEP
+from shared.wire import Event, GenerateRequest, Prefill, Regex, Sampling, Started, TokenPrompt
 from tests.oracles.checkpoints import write_case
 from tests.worker.asking import GREEDY, WARM, ask, finish, ids, request, run, served, text
 from worker.engine.engine import Engine
 
 CONTEXT = 2048
+PENALIZED = Sampling(
+    1.0, repetition_penalty=1.2, frequency_penalty=0.3, frequency_window=0, logit_bias={40: 2.0}
+)
 LAYER = 2 * 2 * 16 * 4  # bytes of one token in one layer: K and V, KV heads, head size, float32
 
 
@@ -190,9 +193,9 @@ def crowd() -> list[GenerateRequest]:
     """Some outgrow the blocks that they were admitted with, some do not."""
     return [
         ask_for("a", 200, 340, GREEDY),
-        ask_for("b", 250, 340, WARM),
+        ask_for("b", 250, 340, PENALIZED, logprobs=2),
         ask_for("c", 5, 265, GREEDY),
-        ask_for("d", 240, 280, WARM),
+        ask_for("d", 240, 280, WARM, grammar=Regex("[a-z ]{500}")),
         ask_for("e", 30, 30, WARM),
     ]
 
@@ -231,9 +234,9 @@ def test_preempted_rows_say_what_they_say_alone_and_bytes_stay_within_the_promis
     run(body)
 
 
-def ask_for(name: str, tokens: int, max_tokens: int, sampling: Sampling) -> GenerateRequest:
+def ask_for(name: str, tokens: int, max_tokens: int, sampling: Sampling, **more) -> GenerateRequest:
     prompt = TokenPrompt([(ord(name) + n * 7) % 250 + 10 for n in range(tokens)])
-    return request(name, prompt=prompt, max_tokens=max_tokens, sampling=sampling, seed=ord(name))
+    return request(name, prompt=prompt, max_tokens=max_tokens, sampling=sampling, seed=ord(name), **more)
 
 
 def test_rows_that_branch_off_a_long_kept_prompt_hold_no_more_than_their_share(full):

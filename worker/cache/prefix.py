@@ -1,34 +1,101 @@
-"""KV caches of ended sequences, kept so that the next prompt that begins alike need not run again.
+"""KV caches of ended sequences, kept in memory so that the next prompt that begins alike need not run again.
 
-Entries are whole: the ids and one cache per layer. `take` does not consume: the caches are cloned (arrays are
-shared, writes are not), so that many conversations can branch off one prefix. Capped in bytes, least recently
-used entries go first. An entry that an earlier worker left on disk is only described until it is first used.
-Everything here runs on the engine thread.
+An entry is the ids of a sequence, one cache per layer at its end, and checkpoints: the states that some layers were in
+after fewer tokens. Layers that keep every token can go back to any of them; a recurrent layer cannot go back at all,
+and one with a sliding window only as far as it still holds what is seen there. So where a model has such layers a
+prompt can branch off at the end of an entry and at its checkpoints, else anywhere.
+
+`take` does not consume: caches are cloned (arrays are shared until one side writes), so that many conversations can
+branch off one prefix. Capped in bytes, least recently used entries go first. Everything here runs on the engine thread.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
+
+from worker.cache.chain import BLOCK
 
 MIN_TOKENS = 16
 """Shorter prefixes are quicker to run again than to look after."""
 
+MOST_CHECKPOINTS = 4
+"""Of one entry; the oldest but the first goes when there are more."""
 
-@dataclass
-class Entry:
-    """The ids whose keys and values `caches` hold, and their bytes.
+TAIL = 8
+"""Tokens at the end of a prompt that the next one of the conversation may not share."""
 
-    `thaw`, where it is there, has to fill the caches before they are used; False: what they held is lost. `file`:
-    where they lie on disk as well.
+KEPT_LOOKUPS = 64
+
+Checkpoint = list[Any]
+"""One entry per layer: its cache after so many tokens, None for a layer that can go back by itself."""
+
+
+class Lookup(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a prompt was reused as far as it was.
+
+    `common`: the longest common beginning with anything kept. `differs`: ids there, of what was kept and of the prompt
+    (-1: nothing follows). `reason`: in words.
     """
 
+    prompt_tokens: int
+    reused: int
+    common: int
+    reason: str
+    differs: tuple[int, int] = (-1, -1)
+
+
+@dataclass(eq=False)
+class Entry:
+    """The ids whose keys and values `caches` hold, and their bytes, those of the checkpoints included."""
+
     ids: list[int]
+    regime: Hashable  # of the rotation of keys; see `DecoderModel.regime`
     caches: list[Any]
-    nbytes: int
-    planned: int  # length of the sequence the keys were rotated for
-    thaw: Callable[[], bool] | None = None
-    file: Path | None = None
+    checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
+    nbytes: int = 0
+
+    def __post_init__(self) -> None:
+        held = [*self.caches, *(cache for point in self.checkpoints.values() for cache in point if cache)]
+        self.nbytes = sum(cache.nbytes for cache in held)
+
+    def reach(self, length: int) -> int:
+        """The most tokens, up to `length`, after which the caches can be had."""
+        surplus = len(self.ids) - length
+        if surplus <= 0:
+            return len(self.ids)
+        if all(cache.can_trim(surplus) for cache in self.caches):
+            return length
+        return max((at for at in self.checkpoints if at <= length), default=0)
+
+    def branch(self, length: int, planned: int) -> "Branch":
+        """Caches after `length` tokens (`reach` says which) for a sequence of `planned`, with no room beyond."""
+        surplus = len(self.ids) - length
+        point: Checkpoint = [None] * len(self.caches)
+        if any(not cache.can_trim(surplus) for cache in self.caches):
+            point = self.checkpoints[length]
+        branched = []
+        for cache, instead in zip(self.caches, point, strict=True):
+            clone = (instead or cache).clone()
+            if instead is None and surplus:
+                clone.trim(surplus)
+            clone.planned = planned
+            clone.cut()
+            branched.append(clone)
+        points = {at: point for at, point in self.checkpoints.items() if at <= length}
+        if length not in points and not all(cache.goes_back for cache in branched):
+            points[length] = checkpoint_of(branched)
+        return Branch(branched, points)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """What a row starts with: its caches, and the checkpoints on the way to where they are."""
+
+    caches: list[Any]
+    checkpoints: dict[int, Checkpoint]
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
@@ -43,58 +110,69 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     return low
 
 
-class PrefixCache:
-    """A list ordered by last use, newest last.
+def checkpoint_of(caches: Sequence[Any]) -> Checkpoint:
+    """What has to be kept of caches as they are now, to come back here later."""
+    return [None if cache.goes_back else cache.clone() for cache in caches]
 
-    `same_kv(length, other)`: whether keys made for a sequence of one length serve one of another (rope kinds
-    that depend on the length).
+
+def marks_of(length: int, reused: int, common: int) -> list[int]:
+    """Where on a prompt of `length` tokens, of which `reused` are there, checkpoints are worth taking.
+
+    Near its end, where the next turn of the conversation goes on (templates write the last few tokens anew), and where
+    another prompt was seen to branch off (`common`): what they share is likely to be shared again.
     """
+    near_end = (length - TAIL) // BLOCK * BLOCK
+    return sorted({mark for mark in (near_end, common) if reused + MIN_TOKENS <= mark < length})
 
-    def __init__(self, max_bytes: int, same_kv: Callable[[int, int], bool]) -> None:
+
+class PrefixCache:
+    """A list ordered by last use, newest last. `regime`: see `DecoderModel.regime`."""
+
+    def __init__(self, max_bytes: int, regime: Callable[[int], Hashable]) -> None:
         self.max_bytes = max_bytes
-        self._same_kv = same_kv
+        self.regime = regime
         self.nbytes = 0
+        self.lookups: deque[Lookup] = deque(maxlen=KEPT_LOOKUPS)
         self._entries: list[Entry] = []
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def take(self, prompt: Sequence[int]) -> tuple[list[Any] | None, int]:
-        """-> (caches, tokens in them): the longest usable beginning of `prompt`, its last token left out.
+    def take(self, prompt: Sequence[int]) -> tuple[Branch | None, Lookup]:
+        """-> (caches, what was found): the longest usable beginning of `prompt`, its last token left out.
 
-        Nothing usable gives (None, 0).
+        Nothing usable gives None; `reused` of the lookup is the number of tokens in the caches.
         """
         ids = list(prompt)
-        while (found := self._best(ids)) is not None:
-            entry, length = found
-            if entry.thaw is not None and not entry.thaw():
-                self._drop(entry)
-                continue
-            entry.thaw = None
-            self._entries.remove(entry)
-            self._entries.append(entry)
-            return self._branch(entry, length, len(ids)), length
-        return None, 0
+        best, reused, near, common = self._best(ids)
+        lookup = _explained(ids, near, common, reused, self.regime(len(ids)))
+        self.lookups.append(lookup)
+        if best is None:
+            return None, lookup
+        self._entries.remove(best)
+        self._entries.append(best)
+        return best.branch(reused, len(ids)), lookup
 
-    def put(self, ids: list[int], caches: list[Any]) -> None:
+    def put(
+        self, ids: list[int], caches: list[Any], checkpoints: Mapping[int, Checkpoint] | None = None
+    ) -> None:
         """Keep `caches`, which hold exactly `ids`. Entries that they make superfluous go."""
         if len(ids) < MIN_TOKENS:
             return
         for cache in caches:
             cache.compact()
-        nbytes = sum(cache.nbytes for cache in caches)
-        if nbytes > self.max_bytes:
+        regime = self.regime(max(len(ids), caches[0].planned))
+        points = {at: point for at, point in sorted((checkpoints or {}).items()) if at < len(ids)}
+        while len(points) > MOST_CHECKPOINTS:
+            del points[list(points)[1]]
+        new = Entry(ids, regime, caches, points)
+        if new.nbytes > self.max_bytes:
             return
-        new = Entry(ids, caches, nbytes, max(len(ids), caches[0].planned))
         for entry in list(self._entries):
-            if self.covers(new, entry.ids, entry.planned):
+            if entry.regime == regime and _covers(new, entry):
                 self._drop(entry)
-        self.adopt(new)
-
-    def adopt(self, entry: Entry) -> None:
-        """Keep an entry as the one last used."""
-        self._entries.append(entry)
-        self.nbytes += entry.nbytes
+        self._entries.append(new)
+        self.nbytes += new.nbytes
         self.resize(self.max_bytes)
 
     def resize(self, max_bytes: int) -> None:
@@ -107,16 +185,6 @@ class PrefixCache:
         """All entries, the one last used first."""
         return self._entries[::-1]
 
-    def covers(self, entry: Entry, ids: list[int], planned: int) -> bool:
-        """Whether `entry` can stand in for one of `ids`."""
-        length = common_length(ids, entry.ids)
-        trimmable = all(cache.can_trim(1) for cache in entry.caches)
-        return (
-            length == len(ids)
-            and (trimmable or length == len(entry.ids))
-            and self._same_kv(planned, entry.planned)
-        )
-
     def clear(self) -> None:
         self._entries.clear()
         self.nbytes = 0
@@ -125,27 +193,46 @@ class PrefixCache:
         self._entries.remove(entry)
         self.nbytes -= entry.nbytes
 
-    def _best(self, ids: list[int]) -> tuple[Entry, int] | None:
-        """The entry that saves most, and the tokens of it to be used."""
+    def _best(self, ids: list[int]) -> tuple[Entry | None, int, Entry | None, int]:
+        """-> (the entry that saves most, tokens of it to be used, the entry most alike, tokens in common)."""
         best: Entry | None = None
-        best_length = MIN_TOKENS - 1
+        near: Entry | None = None
+        reused, most = 0, 0
+        regime = self.regime(len(ids))
         for entry in self._entries:
-            length = min(common_length(entry.ids, ids), len(ids) - 1)
-            surplus = len(entry.ids) - length
-            if not self._same_kv(entry.planned, len(ids)):
-                continue
-            if length > best_length and (
-                surplus == 0 or all(cache.can_trim(surplus) for cache in entry.caches)
-            ):
-                best, best_length = entry, length
-        return None if best is None else (best, best_length)
+            common = common_length(entry.ids, ids)
+            if common > most:
+                near, most = entry, common
+            if entry.regime == regime and common >= MIN_TOKENS:
+                reach = entry.reach(min(common, len(ids) - 1))
+                if reach >= MIN_TOKENS and reach > reused:
+                    best, reused = entry, reach
+        return best, reused, near, most
 
-    def _branch(self, entry: Entry, length: int, planned: int) -> list[Any]:
-        """Caches of the first `length` tokens of an entry, for a sequence of `planned`, with no room beyond."""
-        caches = [cache.clone() for cache in entry.caches]
-        for cache in caches:
-            cache.planned = planned
-            if length < len(entry.ids):
-                cache.trim(len(entry.ids) - length)
-            cache.cut()
-        return caches
+
+def _covers(new: Entry, old: Entry) -> bool:
+    """Whether `new` can stand in for `old` wherever that could be branched off."""
+    if common_length(new.ids, old.ids) < len(old.ids):
+        return False
+    return new.reach(len(old.ids)) == len(old.ids) and all(new.reach(at) == at for at in old.checkpoints)
+
+
+def _explained(ids: list[int], near: Entry | None, common: int, reused: int, regime: Hashable) -> Lookup:
+    if near is None:
+        return Lookup(len(ids), reused, 0, "nothing kept begins like it")
+    if common == len(ids) and reused == common - 1:
+        return Lookup(len(ids), reused, common, "all of it was kept")
+    kept = near.ids[common] if common < len(near.ids) else -1
+    asked = ids[common] if common < len(ids) else -1
+    differs = (kept, asked)
+    if reused >= common and kept == -1:
+        return Lookup(len(ids), reused, common, "it goes on from what was kept", differs)
+    if near.regime != regime:
+        reason = "what was kept was rotated for a sequence of another length"
+    elif common < MIN_TOKENS:
+        reason = f"{common} tokens in common are too few to be worth it"
+    elif reused < common:
+        reason = f"the states of this model can be taken up after {reused} tokens, not after {common}"
+    else:
+        reason = f"the first token that differs is number {common}"
+    return Lookup(len(ids), reused, common, reason, differs)

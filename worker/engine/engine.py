@@ -9,22 +9,22 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from shared.errors import ErrorCode, Failure
 from shared.wire import FinishReason, WorkerStats
+from worker.cache.prefix import Branch, Lookup, checkpoint_of, marks_of
 from worker.engine.kv_budget import KvBudget
+from worker.engine.pace import Pace
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, Status
 
 if TYPE_CHECKING:
-    from worker.engine.runner import Pending
+    from worker.engine.runner import Pending, Scores
 
 log = logging.getLogger("engine")
 T = TypeVar("T")
 
 CLEAR_EVERY = 256
 """Steps between two releases of mlx's allocator cache (mlx-lm's cadence)."""
-
-SHORT_CHUNK = 8
-"""A prefill chunk below this part of a whole one says nothing about how long a whole one takes."""
 
 
 @dataclass(slots=True)
@@ -36,33 +36,9 @@ class Output:
     admitted: bool = False
     reused: int = 0  # with `admitted`: prompt tokens from the prefix cache
     prefilled: int | None = None  # prompt tokens in the KV cache now
+    scores: "Scores | None" = None  # with `token`, where the row asks for log-probabilities
     finish: FinishReason | None = None
-
-
-class Pace:
-    """How long steps take, for whoever has to tell a long one from one that hangs.
-
-    `slowest_s` is the longest so far, a chunk of prefill counted as a whole one. The first step of each kind may
-    compile and is left out. 0 until a chunk was measured: decoding alone says little about prefill.
-    """
-
-    def __init__(self) -> None:
-        self.slowest_s = 0.0
-        self._slowest_decode_s = 0.0
-        self._decoded = self._prefilled = False
-
-    def step(self, took_s: float, num_prefill: int, chunk: int) -> None:
-        """A step was waited for; `num_prefill` of a chunk's tokens were in it."""
-        if num_prefill == 0:
-            if self._decoded:
-                self._slowest_decode_s = max(self._slowest_decode_s, took_s)
-            self._decoded = True
-        elif num_prefill * SHORT_CHUNK >= chunk:
-            if self._prefilled:
-                self.slowest_s = max(self.slowest_s, took_s * max(1.0, chunk / num_prefill))
-            self._prefilled = True
-        if self.slowest_s:
-            self.slowest_s = max(self.slowest_s, self._slowest_decode_s)
+    failure: Failure | None = None  # the end, of this sequence alone
 
 
 OnOutputs = Callable[[list[Output]], None]
@@ -77,8 +53,8 @@ class Loaded:
     max_rows: int
     prefill_chunk: int
     kv: KvBudget = field(default_factory=KvBudget)  # of all rows
-    spill: Any = None  # `worker.cache.disk.Spill`, where the prefix cache outlives the worker
-    restored_bytes: int = 0  # of the prefix cache, from there
+    check_prefix: bool = False  # compare every prompt that is taken up with one that is run whole
+    store: Any = None  # `worker.cache.store.Store`, where kept prompts outlive the worker
     description: dict[str, Any] = field(default_factory=dict)  # facts for whoever asked for the load
 
 
@@ -100,6 +76,7 @@ class Engine:
         self._tokens = 0
         self._pace = Pace()
         self._step_began: float | None = None
+        self._finished_at = 0.0
         self._memory = (0, 0, 0)
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._thread.start()
@@ -144,13 +121,17 @@ class Engine:
         self._inbox.put(lambda: self._cancel(sequence_id))
 
     def spill(self, should_stop: Callable[[], bool]) -> "Future[int]":
-        """Write the prefix cache to disk, where the load provided for it; gives the bytes that lie there now."""
+        """Have all that is kept on disk, where the load provided for it; gives the bytes that lie there then."""
 
         def write() -> int:
             loaded = self._loaded
-            if loaded is None or loaded.spill is None:
+            if loaded is None or loaded.store is None:
                 return 0
-            return int(loaded.spill.write(loaded.prefix, should_stop))
+            for entry in loaded.prefix.newest_first():
+                if should_stop() or not loaded.store.has_room():
+                    break
+                loaded.store.offer(entry.ids, entry.regime, entry.caches, entry.checkpoints)
+            return int(loaded.store.flush(should_stop))
 
         return self.call(write)
 
@@ -168,6 +149,17 @@ class Engine:
 
         return self.call(change)
 
+    def lookups(self) -> "Future[tuple[list[Lookup], int, int]]":
+        """The newest lookups of kept prompts, oldest first; entries kept, and their cap in bytes."""
+
+        def read() -> tuple[list[Lookup], int, int]:
+            if self._loaded is None:
+                return [], 0, 0
+            prefix = self._loaded.prefix
+            return list(prefix.lookups), len(prefix), prefix.max_bytes
+
+        return self.call(read)
+
     def stats(self) -> WorkerStats:
         """Counters as of the last step; never waits for the engine."""
         scheduler, loaded = self._scheduler, self._loaded
@@ -183,7 +175,8 @@ class Engine:
             cache_bytes=cache,
             kv_bytes=scheduler.promised_bytes if scheduler else 0,
             prefix_bytes=loaded.prefix.nbytes if loaded else 0,
-            restored_bytes=loaded.restored_bytes if loaded else 0,
+            restored_bytes=loaded.store.restored_bytes if loaded and loaded.store else 0,
+            disk_bytes=loaded.store.disk_bytes if loaded and loaded.store else 0,
             tokens=self._tokens,
         )
 
@@ -208,6 +201,8 @@ class Engine:
             log.exception("engine.fault")
             self._on_fault(error)
         finally:
+            if self._loaded is not None and self._loaded.store is not None:
+                self._loaded.store.close()
             self._loaded = None  # arrays are freed on the thread that made them
 
     def _take(self, *, wait: bool = True) -> bool:
@@ -230,74 +225,135 @@ class Engine:
         assert self._scheduler is not None
         model, scheduler = self._loaded.model, self._scheduler
         pending: runner.Pending | None = None
-        unread = 0  # tokens of prefill in what is waited for next
         while True:
             if not self._take(wait=False):
                 return
             outputs = [output for sequence in scheduler.admit() for output in self._admit(sequence)]
-            step = scheduler.schedule()
+            chunk = scheduler.prefill_chunk
+            step = scheduler.schedule(self._pace.budget(chunk) if scheduler.has_decode else chunk)
             for old, again in step.preempted:
                 self._sequences[old.id] = again
                 self._keep(old)
             if not step and pending is None:
                 self._emit(outputs)
+                self._step_began = None
                 if not scheduler.has_work:
-                    self._step_began = None
+                    return
+                if not self._take():  # rows there are wait for the disk
                     return
                 continue
             self._step_began = time.monotonic()
             self._emit(outputs)
             begun = runner.run(model, step) if step else None
-            waited = pending is not None
             if pending is not None:
-                self._emit(self._update(pending))
-            if begun is not None and begun.chunk:  # its rows' tokens come first, then the chunk is awaited
-                self._emit(self._update(begun))
-                runner.wait(begun)
-                begun = None
-                unread += step.num_prefill
-                waited = True
-            if step.prefill is not None:
-                self._emit([Output(step.prefill.id, prefilled=step.prefill.num_cached)])
-                self._chunks += 1
-            if waited:
-                self._pace.step(time.monotonic() - self._step_began, unread, scheduler.prefill_chunk)
-                unread = 0
+                self._finish(pending)
             if begun is not None:
-                unread += step.num_prefill
+                runner.finish(begun)  # a grammar has seen the tokens before by now
+            if (
+                begun is not None and begun.chunk
+            ):  # nothing is built on a prompt that is not through: see design.md
+                self._finish(begun)
+                begun = None
+            self._emit([Output(row.id, prefilled=row.num_cached) for row, _ in step.prefill])
+            self._chunks += len(step.prefill)
+            for row, _ in step.prefill:
+                if row.num_cached in row.marks:
+                    row.checkpoints[row.num_cached] = checkpoint_of(row.caches or [])
             pending = begun
             self._count()
 
-    def _admit(self, sequence: Sequence) -> list[Output]:
-        """Give a new row its caches, from the prefix cache as far as that goes; one token is left to run.
+    def _finish(self, pending: "Pending") -> None:
+        """Wait for a step, and hand its tokens out."""
+        assert self._scheduler is not None
+        self._emit(self._update(pending))
+        pending.settle()
+        now = time.monotonic()
+        took_s = now - max(pending.begun_at, self._finished_at)
+        self._pace.step(took_s, pending.num_prefill, self._scheduler.prefill_chunk, decoded=pending.decoded)
+        self._finished_at = now
 
-        Nobody hears of the second admission of a row that was preempted.
+    def _admit(self, sequence: Sequence) -> list[Output]:
+        """Give a new row its caches, from what is kept as far as that goes; one token is left to run.
+
+        Where the disk has more of its prompt than memory has, the row waits for it and the others go on.
         """
         assert self._loaded is not None
-        caches, reused = self._loaded.prefix.take(sequence.prompt)
-        if caches is None:
+        loaded = self._loaded
+        branch, lookup = loaded.prefix.take(sequence.prompt)
+        if loaded.store is not None:
+            found = loaded.store.find(sequence.prompt, loaded.prefix.regime(len(sequence.prompt)))
+            if found.tokens > lookup.reused:
+                sequence.status = Status.RESTORING
+
+                def restored(good: Any) -> None:
+                    self._inbox.put(lambda: self._restored(sequence, branch, lookup, good))
+
+                loaded.store.fetch(found, restored)
+                return []
+        return self._begin(sequence, branch, lookup.reused, lookup.common)
+
+    def _restored(self, sequence: Sequence, branch: Branch | None, lookup: Lookup, good: Any) -> None:
+        """The disk has been read; what came of it may be less than was hoped for."""
+        assert self._loaded is not None
+        if sequence.status is not Status.RESTORING:
+            return
+        sequence.status = Status.PREFILL
+        reused = lookup.reused
+        if good.tokens > reused:
             caches = self._loaded.model.make_caches(len(sequence.prompt))
-        sequence.caches = caches
+            if tokens := self._loaded.store.build(good, caches, len(sequence.prompt)):
+                branch, reused = Branch(caches, {tokens: checkpoint_of(caches)}), tokens
+        self._emit(self._begin(sequence, branch, reused, max(lookup.common, reused)))
+
+    def _begin(self, sequence: Sequence, branch: Branch | None, reused: int, common: int) -> list[Output]:
+        """Nobody hears of the second admission of a row that was preempted."""
+        assert self._loaded is not None
+        if branch is None:
+            branch = Branch(self._loaded.model.make_caches(len(sequence.prompt)), {})
+        sequence.caches, sequence.checkpoints = branch.caches, dict(branch.checkpoints)
         sequence.num_cached = sequence.num_reused = reused
+        if self._loaded.check_prefix and reused:
+            from worker.engine.recheck import recheck
+
+            chunk = self._loaded.prefill_chunk
+            recheck(self._loaded.model, sequence.id, sequence.prompt, branch.caches, reused, chunk)
+        if not all(cache.goes_back for cache in branch.caches):
+            sequence.marks = marks_of(len(sequence.prompt), reused, common)
         return [] if sequence.was_preempted else [Output(sequence.id, admitted=True, reused=reused)]
 
     def _update(self, pending: "Pending") -> list[Output]:
         """Read the tokens of a step and book them; rows that ended meanwhile are passed over."""
         outputs: list[Output] = []
-        for row, token in zip(pending.rows, pending.read(), strict=True):
+        tokens, scores = pending.read(), pending.scores()
+        for place, (row, token) in enumerate(zip(pending.rows, tokens, strict=True)):
             if row.status is Status.FINISHED:
+                continue
+            if problem := _problem(row, token):
+                outputs.append(self._fail(row, problem))
                 continue
             row.generated.append(token)
             self._tokens += 1
-            output = Output(row.id, token=token)
+            output = Output(row.id, token=token, scores=scores.get(place))
             if token in row.eos:
                 output.finish = "stop"
-            elif row.num_generated >= row.max_tokens:
-                output.finish = "length"
+            else:
+                if row.constraint is not None:
+                    row.constraint.accept(token)
+                    output.finish = "stop" if row.constraint.is_complete else None
+                if output.finish is None and row.num_generated >= row.max_tokens:
+                    output.finish = "length"
             if output.finish:
                 self._end(row)
             outputs.append(output)
         return outputs
+
+    def _fail(self, row: Sequence, problem: str) -> Output:
+        """End a row that cannot go on; its KV may be what is wrong with it, and is not kept."""
+        row.caches = None
+        self._end(row)
+        message = f"request {row.id}: {problem}"
+        log.error("engine.row_failed: %s", message)
+        return Output(row.id, failure=Failure(ErrorCode.ENGINE_FAULT, message))
 
     def _add(self, sequence: Sequence) -> None:
         assert self._scheduler is not None
@@ -320,9 +376,14 @@ class Engine:
     def _keep(self, sequence: Sequence) -> None:
         """Keep the KV of a row that has left for the next request that begins alike."""
         assert self._loaded is not None
-        if sequence.caches is not None:
-            self._loaded.prefix.put(sequence.cached_ids, sequence.caches)
+        if sequence.caches is not None and sequence.num_cached:
+            ids, caches = sequence.cached_ids, sequence.caches
+            self._loaded.prefix.put(ids, caches, sequence.checkpoints)
+            if self._loaded.store is not None:
+                regime = self._loaded.prefix.regime(max(len(ids), caches[0].planned))
+                self._loaded.store.offer(ids, regime, caches, sequence.checkpoints)
         sequence.caches = sequence.token = None
+        sequence.checkpoints = {}
 
     def _emit(self, outputs: list[Output]) -> None:
         if outputs and self.on_outputs is not None:
@@ -342,3 +403,15 @@ class Engine:
         import mlx.core as mx
 
         self._memory = (mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory())
+
+
+def _problem(row: Sequence, token: int) -> str:
+    """Why a row ends here without an answer; empty: it does not."""
+    if row.constraint is not None and row.constraint.failure:
+        return f"its grammar cannot be matched any further: {row.constraint.failure}"
+    if token < 0:
+        return (
+            f"the model's logits for answer token {row.num_generated + 1} are not numbers (NaN or infinite); "
+            "ask again, or load the model with dtype float32"
+        )
+    return ""

@@ -7,7 +7,7 @@ grow in steps, so what is promised here is never less than what a row's caches r
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.model_config import KV_STEP, LayerKv, kv_room
+from shared.kv_layout import KV_STEP, LayerKv, kv_bytes, kv_room
 
 BLOCK = KV_STEP
 """Tokens by which the promise of a growing row grows."""
@@ -25,6 +25,14 @@ class KvBudget:
     def row_bytes(self, tokens: int) -> int:
         """Bytes of a row of up to `tokens` tokens; never less for more tokens, the same within a block."""
         return kv_room(self.layers, tokens, self.chunk, self.elem_bytes)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that one more token costs while it is inside every window."""
+        plain = max((layer.plain for layer in self.layers), default=0)
+        return kv_bytes(self.layers, plain + 1, self.elem_bytes) - kv_bytes(
+            self.layers, plain, self.elem_bytes
+        )
 
     def holds(self, num_bytes: int) -> bool:
         """Whether that much may be promised."""

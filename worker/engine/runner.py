@@ -1,72 +1,119 @@
 """One forward pass of a step; the only caller of the model. Graphs stay lazy, nothing is read here.
 
-Rows run one after the other inside one evaluation: a step is one call of `mx.async_eval`, whatever its rows.
+All tokens of a step, those of decoding rows and pieces of prompts, are one pass and one `mx.async_eval`; where a row
+has a grammar, the draw is a second one, built while the pass is under way and the tokens before have been read.
 """
 
+import math
+import time
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import mlx.core as mx
 
-from worker.engine.sampling import sample
+from worker.engine.grammar import masks
+from worker.engine.processors import newest
+from worker.engine.sampling import Draw, draw
 from worker.engine.scheduler import Step
-from worker.engine.sequence import Sequence
+from worker.engine.sequence import Sequence, Status
+from worker.layers.batch import Batch
 
 _async_eval: Any = mx.async_eval  # mlx leaves it untyped
 
 
+@dataclass(frozen=True)
+class Scores:
+    """Log-probabilities of a drawn token and of the likeliest in its place, (id, logprob), the best first."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
 @dataclass
 class Pending:
-    """A step under evaluation: the rows that get a token, the array [rows] that will hold the tokens,
-
-    and the KV arrays of a prefill chunk that samples nothing.
+    """A step under evaluation: the rows that get a token, what is drawn for them, or the logits [rows, V] that it will
+    be drawn from, and the arrays of the caches of rows that are still in prefill.
     """
 
+    num_prefill: int
+    decoded: bool
     rows: list[Sequence] = field(default_factory=list)
-    tokens: mx.array | None = None
+    logits: mx.array | None = None  # until they are drawn from
+    drawn: Draw | None = None
     chunk: list[mx.array] = field(default_factory=list)
+    begun_at: float = field(default_factory=time.monotonic)
 
     def read(self) -> list[int]:
-        """The tokens, one a row; waits for them."""
-        return [] if self.tokens is None else cast(list[int], self.tokens.tolist())
+        """The tokens, one a row; waits for them. `sampling.BAD`: there is none."""
+        return [] if self.drawn is None else cast(list[int], self.drawn.tokens.tolist())
+
+    def scores(self) -> dict[int, Scores]:
+        """By place in `rows`, of those that ask for them."""
+        found: dict[int, Scores] = {}
+        for told in [] if self.drawn is None else self.drawn.told:
+            drawn = cast(list[float], told.drawn.tolist())
+            tops: list[list[tuple[int, float]]] = [[]] * len(drawn)
+            if told.ids is not None and told.values is not None:
+                ids = cast(list[list[int]], told.ids.tolist())
+                values = cast(list[list[float]], told.values.tolist())
+                tops = [list(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
+            for place, logprob, top in zip(told.places, drawn, tops, strict=True):
+                count = self.rows[place].sampling.logprobs or 0
+                found[place] = Scores(logprob, [(i, value) for i, value in top[:count] if value > -math.inf])
+        return found
+
+    def settle(self) -> None:
+        """Wait for the chunks, and give the memory of their intermediate arrays back."""
+        if self.chunk:
+            mx.eval(self.chunk)
+            mx.clear_cache()
 
 
 def run(model: Any, step: Step) -> Pending:
-    """Build the graph of `step` and start its evaluation; decoding rows are evaluated first."""
-    pending = Pending()
-    drawn: list[mx.array] = []
-    for row in step.decode:
-        drawn.append(_sampled(model, row, row.token))
-        pending.rows.append(row)
-    if step.prefill is not None:
-        row = step.prefill
+    """Build the graph of `step` and start its evaluation; `finish` follows where a row has a grammar."""
+    pending = Pending(step.num_prefill, bool(step.decode))
+    ids: list[mx.array] = [newest(step.decode)] if step.decode else []
+    parts: list[tuple[list[Any], int]] = [(row.caches or [], 1) for row in step.decode]
+    places = list(range(len(step.decode)))
+    pending.rows += step.decode
+    for row, count in step.prefill:
         end = row.num_cached
-        ids = mx.array([list(row.prompt[end - step.num_prefill : end])], dtype=mx.int32)
         if row.num_to_prefill == 0:
-            drawn.append(_sampled(model, row, ids))
+            places.append(len(parts))
             pending.rows.append(row)
-    if drawn:
-        pending.tokens = mx.concatenate(drawn) if len(drawn) > 1 else drawn[0]
-        _async_eval(pending.tokens)
-    if step.prefill is not None and step.prefill.num_to_prefill > 0:
-        assert step.prefill.caches is not None
-        model(ids, step.prefill.caches)
-        pending.chunk = [array for cache in step.prefill.caches for array in cache.arrays()]
-        _async_eval(*pending.chunk)
+        ids.append(mx.array(list(row.prompt[end - count : end]), dtype=mx.int32))
+        parts.append((row.caches or [], count))
+    batch = Batch(ids[0] if len(ids) == 1 else mx.concatenate(ids), parts)
+    hidden = model(batch)
+    if places:
+        pending.logits = model.head(batch.last(hidden, places))
+    for row, _ in step.prefill:
+        if row.num_to_prefill > 0:
+            pending.chunk += [array for cache in row.caches or [] for array in cache.arrays()]
+    if pending.logits is None or any(row.constraint is not None for row in pending.rows):
+        _async_eval(*pending.chunk, *([] if pending.logits is None else [pending.logits]))
+    else:
+        finish(pending)
     return pending
 
 
-def wait(pending: Pending) -> None:
-    """Wait for the chunk of a step, and give the memory of its intermediate arrays back."""
-    mx.eval(pending.chunk)
-    mx.clear_cache()
+def finish(pending: Pending) -> None:
+    """Draw the tokens of a step that has not been drawn from yet, and start that.
 
-
-def _sampled(model: Any, row: Sequence, ids: mx.array) -> mx.array:
-    """Run `ids` [1, L] of one row and draw its next token -> [1]; the head sees the last position only."""
-    hidden = model(ids, row.caches)
-    logits = model.head(hidden[:, -1, :])
-    index = row.num_resumed + row.num_sampled - 1
-    token = sample(logits[0], row.sampling, row.seed, index).reshape(1)
-    row.token = token[None].astype(mx.int32)
-    return token
+    Every token before them has been read where a row has a grammar. Rows that ended meanwhile are left out.
+    """
+    logits, pending.logits = pending.logits, None
+    if logits is None:
+        return
+    alive = [place for place, row in enumerate(pending.rows) if row.status is not Status.FINISHED]
+    if len(alive) < len(pending.rows):
+        pending.rows = [pending.rows[place] for place in alive]
+        if not alive:
+            return
+        logits = logits[mx.array(alive)]
+    held = {n: row.constraint for n, row in enumerate(pending.rows) if row.constraint is not None}
+    allowed = dict(zip(held, masks(list(held.values()), logits.shape[-1]), strict=True)) if held else None
+    pending.drawn = draw(logits, pending.rows, allowed)
+    for place, row in enumerate(pending.rows):
+        row.token = (pending.drawn.tokens, place)
+    _async_eval(*pending.chunk, *pending.drawn.arrays())

@@ -2,7 +2,9 @@
 
 Rules, in this order:
 1. every row that decodes runs one token;
-2. one row in prefill, the oldest, runs up to `prefill_chunk` tokens;
+2. rows in prefill share the step's budget of prompt tokens. The oldest may always have half of it; then short
+   prompts are run to their end, the shortest first; what is left over goes to the others by age. So many short
+   prompts run together and do not wait for a long one, which goes on all the same;
 3. a waiting sequence is admitted when fewer than `max_rows` rows are active and its prompt and the first block of
    its answer fit into the KV budget beside what the active rows are promised, first come first served;
 4. a row that outgrows its promise is promised another block; where there is no room the newest row is preempted
@@ -19,18 +21,22 @@ from worker.engine.sequence import Sequence, Status
 
 @dataclass
 class Step:
-    """One pass of the engine: decoding rows, and at most one row with a piece of its prompt.
+    """One pass of the engine: decoding rows, and rows with a piece of their prompt, each with its length.
 
     `preempted`: rows that gave way just before it, each with the sequence that goes on from there later.
     """
 
     decode: list[Sequence] = field(default_factory=list)
-    prefill: Sequence | None = None
-    num_prefill: int = 0
+    prefill: list[tuple[Sequence, int]] = field(default_factory=list)
     preempted: list[tuple[Sequence, Sequence]] = field(default_factory=list)
 
+    @property
+    def num_prefill(self) -> int:
+        """Prompt tokens in this step."""
+        return sum(count for _, count in self.prefill)
+
     def __bool__(self) -> bool:
-        return bool(self.decode) or self.prefill is not None
+        return bool(self.decode or self.prefill)
 
 
 class Scheduler:
@@ -70,8 +76,16 @@ class Scheduler:
             admitted.append(sequence)
         return admitted
 
-    def schedule(self) -> Step:
-        """Plan one step and book it: counters are moved as if the step had run."""
+    @property
+    def has_decode(self) -> bool:
+        """Whether some row would run a token of its answer next."""
+        return any(sequence.wants_decode for sequence in self.active)
+
+    def schedule(self, budget: int | None = None) -> Step:
+        """Plan one step and book it: counters are moved as if the step had run.
+
+        `budget`: the most prompt tokens in it, `prefill_chunk` where none is given.
+        """
         step = Step()
         self._grow(step)
         for sequence in self.active:
@@ -79,14 +93,15 @@ class Scheduler:
                 sequence.num_cached += 1
                 sequence.num_sampled += 1
                 step.decode.append(sequence)
-        oldest = next((s for s in self.active if s.status is Status.PREFILL), None)
-        if oldest is not None:
-            step.prefill = oldest
-            step.num_prefill = min(self.prefill_chunk, oldest.num_to_prefill)
-            oldest.num_cached += step.num_prefill
-            if oldest.num_to_prefill == 0:
-                oldest.status = Status.DECODE
-                oldest.num_sampled += 1
+        in_prefill = [s for s in self.active if s.status is Status.PREFILL]
+        limit = self.prefill_chunk if budget is None else min(budget, self.prefill_chunk)
+        for place, count in shares([s.next_piece for s in in_prefill], limit):
+            row = in_prefill[place]
+            row.num_cached += count
+            step.prefill.append((row, count))
+            if row.num_to_prefill == 0:
+                row.status = Status.DECODE
+                row.num_sampled += 1
         return step
 
     def remove(self, sequence: Sequence) -> None:
@@ -124,3 +139,22 @@ class Scheduler:
                 self.remove(newest)
                 self.waiting.appendleft(newest.again())
                 step.preempted.append((newest, self.waiting[0]))
+
+
+def shares(left: list[int], budget: int) -> list[tuple[int, int]]:
+    """Who of those with `left` tokens to prefill, the oldest first, gets how many of `budget` -> (place, count)."""
+    given = [0] * len(left)
+
+    def give(place: int, count: int) -> None:
+        nonlocal budget
+        given[place] += count
+        budget -= count
+
+    if left:
+        give(0, min(left[0], -(-budget // 2)))
+    for place in sorted(range(1, len(left)), key=lambda place: left[place]):
+        if left[place] <= budget:
+            give(place, left[place])
+    for place, wanted in enumerate(left):
+        give(place, min(wanted - given[place], budget))
+    return [(place, count) for place, count in enumerate(given) if count]

@@ -5,74 +5,69 @@ cos and sin; here as the reciprocal, which `mx.fast.rope` takes, and the factor 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
 
 from shared.errors import ErrorCode, refuse
+from worker.layers.batch import Batch, Rotate, Row
 
 Params = Mapping[str, Any]
 
 
-Rotate = Callable[[mx.array], mx.array]
-"""Rotates `[B, H, L, D]`."""
-
-
+@dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotates the first `dims` values of each head, halves paired (not neighbours)."""
+    """Rotates the first `dims` values of each head. Halves are paired, or neighbours (`interleaved`)."""
 
-    __slots__ = ("base", "dims", "factor", "freqs", "scale")
+    dims: int
+    base: float | None
+    scale: float
+    freqs: mx.array | None
+    factor: float  # on the rotated values; 1.0 where the softmax scale carries it
+    interleaved: bool = False
 
-    def __init__(
-        self, dims: int, base: float | None, scale: float, freqs: mx.array | None, factor: float
-    ) -> None:
-        self.dims = dims
-        self.base = base
-        self.scale = scale
-        self.freqs = freqs
-        self.factor = factor  # on the rotated values; 1.0 where the softmax scale carries it
+    def kernel(self, x: mx.array, offset: int | mx.array) -> mx.array:
+        """Rotate `x` [B, H, L, D] of positions from `offset` on; an int32 array [B] gives one a row."""
+        dims = self.dims
+        x = mx.fast.rope(
+            x,
+            dims,
+            traditional=self.interleaved,
+            base=self.base,
+            scale=self.scale,
+            offset=offset,
+            freqs=self.freqs,
+        )
+        return (
+            x if self.factor == 1.0 else mx.concatenate([x[..., :dims] * self.factor, x[..., dims:]], axis=-1)
+        )
 
-    def over(self, offset: int | mx.array, length: int, dtype: mx.Dtype) -> Rotate:
-        """The rotation of `length` positions from `offset` on; an int32 array [B] gives one offset a row.
-
-        Made once a step and used by every layer: on CPU `mx.fast.rope` would work out sines in each of them.
-        """
-        if mx.default_device().type == mx.DeviceType.cpu:
-            return self._by_table(offset, length, dtype)
-        return self._by_kernel(offset)
-
-    def _by_kernel(self, offset: int | mx.array) -> Rotate:
-        dims, factor = self.dims, self.factor
-
-        def rotate(x: mx.array) -> mx.array:
-            x = mx.fast.rope(
-                x, dims, traditional=False, base=self.base, scale=self.scale, offset=offset, freqs=self.freqs
-            )
-            return x if factor == 1.0 else mx.concatenate([x[..., :dims] * factor, x[..., dims:]], axis=-1)
-
-        return rotate
-
-    def _by_table(self, offset: int | mx.array, length: int, dtype: mx.Dtype) -> Rotate:
-        dims, half = self.dims, self.dims // 2
+    def angles(self, positions: mx.array) -> mx.array:
+        """Radians [T, 1, dims / 2] of float32 `positions` [T]."""
         freqs = self.freqs
         if freqs is None:
             assert self.base is not None
-            freqs = mx.array(_freqs(self.base, dims), mx.float32)
-        positions = mx.arange(length, dtype=mx.float32)
-        if isinstance(offset, int):
-            positions = positions + float(offset)
-        else:
-            positions = (offset.astype(mx.float32)[:, None] + positions)[:, None]
-        angles = (positions * self.scale)[..., None] / freqs
+            freqs = mx.array(_freqs(self.base, self.dims), mx.float32)
+        return (positions * self.scale)[:, None, None] / freqs
+
+    def by_table(self, angles: mx.array, dtype: mx.Dtype) -> Rotate:
+        """The rotation by `angles`. Interleaved heads come out with their halves paired, queries and keys alike."""
+        dims, half = self.dims, self.dims // 2
         cos, sin = mx.cos(angles) * self.factor, mx.sin(angles) * self.factor
         cosines = mx.concatenate([cos, cos], axis=-1).astype(dtype)
         sines = mx.concatenate([-sin, sin], axis=-1).astype(dtype)
+        interleaved = self.interleaved
 
         def rotate(x: mx.array) -> mx.array:
             rest = x[..., dims:] if dims < x.shape[-1] else None
-            low, high = x[..., :half], x[..., half:dims]
-            turned = mx.concatenate([low, high], axis=-1) if rest is not None else x
+            if interleaved:
+                low, high = x[..., 0:dims:2], x[..., 1:dims:2]
+            else:
+                low, high = x[..., :half], x[..., half:dims]
+            whole = rest is None and not interleaved
+            turned = x if whole else mx.concatenate([low, high], axis=-1)
             turned = turned * cosines + mx.concatenate([high, low], axis=-1) * sines
             return turned if rest is None else mx.concatenate([turned, rest], axis=-1)
 
@@ -80,25 +75,77 @@ class Rotation:
 
 
 class Rope:
-    """The rotation of a model. Some kinds depend on how long the sequence is: ask `at(length)` once a step.
+    """The rotation of a model. Some kinds depend on how long the sequence is: `at(length)`.
 
-    `softmax_factor`: multiply the attention scale with it.
+    `softmax_factor`: multiply the attention scale with it. `regime` gives the same number for lengths that are
+    rotated alike; None: all are.
     """
 
     def __init__(
-        self, at: Callable[[int], Rotation], softmax_factor: float, regime: Callable[[int], int]
+        self,
+        at: Callable[[int], Rotation],
+        softmax_factor: float,
+        regime: Callable[[int], int] | None = None,
     ) -> None:
         self.at = at
         self.softmax_factor = softmax_factor
         self._regime = regime
 
-    def same(self, length: int, other: int) -> bool:
-        """Whether keys rotated for a sequence of `length` tokens serve one of `other` tokens as well."""
-        return self._regime(length) == self._regime(other)
+    def regime(self, length: int) -> int:
+        """Keys rotated for sequences of two lengths serve each other where this is the same for both."""
+        return 0 if self._regime is None else self._regime(length)
+
+    def interleaved(self) -> "Rope":
+        """The same with neighbours paired."""
+        if self._regime is None:
+            rotation = replace(self.at(1), interleaved=True)
+            return _fixed(rotation, self.softmax_factor)
+        at = self.at
+        return Rope(lambda length: replace(at(length), interleaved=True), self.softmax_factor, self._regime)
+
+    def over(self, batch: Batch, dtype: mx.Dtype) -> Rotate:
+        """The rotation of all tokens of a step, made once and used by every layer.
+
+        On CPU by a table, because `mx.fast.rope` would work out sines in every layer.
+        """
+        rows = batch.rows
+        first = self.at(rows[0].total)
+        if mx.default_device().type != mx.DeviceType.cpu:
+            if batch.decodes and self._regime is None:
+                offsets = mx.array([row.offset for row in rows], dtype=mx.int32)
+                return lambda x: first.kernel(x[:, :, None], offsets)[:, :, 0]
+            return self._row_by_row(rows)
+        if self._regime is None:
+            return first.by_table(first.angles(_positions(rows)), dtype)
+        angles = [self.at(row.total).angles(_positions([row])) for row in rows]
+        return first.by_table(mx.concatenate(angles) if len(angles) > 1 else angles[0], dtype)
+
+    def _row_by_row(self, rows: Sequence[Row]) -> Rotate:
+        rotations = [self.at(row.total) for row in rows]
+
+        def rotate(x: mx.array) -> mx.array:
+            parts = []
+            for rotation, row in zip(rotations, rows, strict=True):
+                heads = x[row.begin : row.end].transpose(1, 0, 2)[None]
+                parts.append(rotation.kernel(heads, row.offset)[0].transpose(1, 0, 2))
+            return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+        return rotate
 
 
-def make_rope(params: Params, head_dim: int, max_positions: int) -> Rope:
+def _positions(rows: Sequence[Row]) -> mx.array:
+    """Of all tokens of some rows, float32 [T]."""
+    parts = [mx.arange(row.offset, row.offset + row.length, dtype=mx.float32) for row in rows]
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+
+def make_rope(params: Params, head_dim: int, max_positions: int, *, interleaved: bool = False) -> Rope:
     """The rope of normalised `rope_parameters`. Raises `Refused` (unsupported) for a kind not known."""
+    rope = _make(params, head_dim, max_positions)
+    return rope.interleaved() if interleaved else rope
+
+
+def _make(params: Params, head_dim: int, max_positions: int) -> Rope:
     kind = params["rope_type"]
     if kind == "su":  # the first Phi-3 checkpoints' word for it
         kind = "longrope"
@@ -153,9 +200,9 @@ def _yarn(params: Params, head_dim: int, max_positions: int) -> Rope:
     if attention is None:
         mscale, all_dim = params.get("mscale"), params.get("mscale_all_dim")
         if mscale and all_dim:
-            attention = _yarn_mscale(factor, mscale) / _yarn_mscale(factor, all_dim)
+            attention = yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
         else:
-            attention = _yarn_mscale(factor, 1.0)
+            attention = yarn_mscale(factor, 1.0)
 
     def correction(rotations: float) -> float:
         return dims * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
@@ -194,6 +241,15 @@ def _longrope(params: Params, head_dim: int, max_positions: int) -> Rope:
     )
 
 
+def _proportional(params: Params, head_dim: int, max_positions: int) -> Rope:
+    """Gemma 4: whole heads are paired, and of the pairs the first part turns."""
+    turning = _dims(params, head_dim) // 2
+    theta, factor = _theta(params), float(params.get("factor") or 1.0)
+    freqs = [factor * theta ** (2 * i / head_dim) for i in range(turning)]
+    freqs += [math.inf] * (head_dim // 2 - turning)
+    return _fixed(Rotation(head_dim, None, 1.0, mx.array(freqs, mx.float32), 1.0), 1.0)
+
+
 def _llama3(params: Params, head_dim: int, max_positions: int) -> Rope:
     dims, factor = _dims(params, head_dim), params["factor"]
     low, high = params["low_freq_factor"], params["high_freq_factor"]
@@ -218,6 +274,7 @@ _KINDS: Mapping[str, Callable[[Params, int, int], Rope]] = {
     "yarn": _yarn,
     "longrope": _longrope,
     "llama3": _llama3,
+    "proportional": _proportional,
 }
 
 
@@ -240,12 +297,13 @@ def _freqs(theta: float, dims: int) -> list[float]:
     return [float(theta ** (i / dims)) for i in range(0, dims, 2)]
 
 
-def _yarn_mscale(scale: float, mscale: float) -> float:
+def yarn_mscale(scale: float, mscale: float) -> float:
+    """How much longer vectors are made for a context `scale` times longer; YaRN (2023), 3.4."""
     return 1.0 if scale <= 1 else 0.1 * mscale * math.log(scale) + 1.0
 
 
 def _fixed(rotation: Rotation, softmax_factor: float) -> Rope:
-    return Rope(lambda length: rotation, softmax_factor, lambda length: 0)
+    return Rope(lambda length: rotation, softmax_factor)
 
 
 def _scaled(freqs: list[float], head_dim: int, attention: float) -> Rope:

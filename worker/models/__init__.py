@@ -1,6 +1,6 @@
 """From a model directory to a loaded model: the table of families, and `load_model`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -9,16 +9,36 @@ import mlx.core as mx
 
 from shared.checkpoint import Checkpoint, inspect
 from shared.errors import ErrorCode, refuse
+from shared.kv_layout import LayerKv, kept_as
 from worker.cache.kv import LayerCache
-from worker.models import llama
+from worker.layers.batch import Batch
+from worker.models import (
+    deepseek,
+    gemma3,
+    gemma4,
+    glm4_moe,
+    gpt_oss,
+    llama,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_5,
+    qwen3_moe,
+    smollm3,
+)
 from worker.weights import Progress, Weights
 
 
 class DecoderModel(Protocol):
-    """What the engine needs of a model. Every call only builds graph; whoever reads a value evaluates it."""
+    """What the engine needs of a model. Every call only builds graph; whoever reads a value evaluates it.
 
-    def __call__(self, tokens: mx.array, caches: list[LayerCache]) -> mx.array:
-        """Final-norm hidden states [B, L, D] of `tokens` [B, L] int32."""
+    `layout`: of the caches that `make_caches` gives; set anew before the first call to have them keep tokens otherwise.
+    """
+
+    layout: Sequence[LayerKv]
+
+    def __call__(self, batch: Batch) -> mx.array:
+        """Final-norm hidden states [T, D] of the batch's tokens, whose keys and values go into its rows' caches."""
         ...
 
     def head(self, hidden: mx.array) -> mx.array:
@@ -29,8 +49,8 @@ class DecoderModel(Protocol):
         """Empty caches. `length`: tokens known to come, for rope kinds that depend on it."""
         ...
 
-    def same_kv(self, length: int, other: int) -> bool:
-        """Whether keys cached for a sequence of `length` tokens may be reused in one of `other` tokens."""
+    def regime(self, length: int) -> Hashable:
+        """Keys cached for a sequence of one length may be reused in one of another where this is the same for both."""
         ...
 
 
@@ -40,6 +60,18 @@ FAMILIES: Mapping[str, Build] = {
     "llama": llama.build,
     "mistral": llama.build,
     "ministral3": llama.build,
+    "smollm3": smollm3.build,
+    "qwen2": qwen2.build,
+    "qwen3": qwen3.build,
+    "phi3": phi3.build,
+    "qwen3_moe": qwen3_moe.build,
+    "glm4_moe": glm4_moe.build,
+    "glm4_moe_lite": deepseek.build,
+    "gpt_oss": gpt_oss.build,
+    "deepseek_v3": deepseek.build,
+    **dict.fromkeys(("gemma3", "gemma3_text"), gemma3.build),
+    **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), gemma4.build),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), qwen3_5.build),
 }
 """`model_type` of config.json to the function that builds its graph."""
 
@@ -62,11 +94,18 @@ class LoadedModel:
     weights_bytes: int
 
 
-def load_model(path: Path, *, dtype: str = "auto", on_progress: Progress | None = None) -> LoadedModel:
+def load_model(
+    path: Path,
+    *,
+    dtype: str = "auto",
+    kv_cache: str = "auto",
+    kv_start: int = 0,
+    on_progress: Progress | None = None,
+) -> LoadedModel:
     """Load the model directory at `path`. Raises `Refused` (bad_checkpoint, unsupported).
 
-    `dtype` "auto": float32 on mlx's CPU backend, the checkpoint's own elsewhere. `on_progress(done, total)`
-    in bytes. Call it on the thread that will run the model.
+    `kv_cache`, `kv_start`: as in the launch record. `dtype` "auto": float32 on mlx's CPU backend, the checkpoint's
+    own elsewhere. `on_progress(done, total)` in bytes. Call it on the thread that will run the model.
     """
     checkpoint = inspect(path)
     build = FAMILIES.get(checkpoint.model_type)
@@ -80,6 +119,12 @@ def load_model(path: Path, *, dtype: str = "auto", on_progress: Progress | None 
     weights = Weights(checkpoint, chosen)
     model = build(checkpoint, weights)
     weights.finish()
+    try:
+        model.layout = kept_as(checkpoint.config, kv_cache, kv_start)
+    except ValueError as error:
+        raise refuse(
+            ErrorCode.UNSUPPORTED, f"{path}: kv_cache {kv_cache}: {error}; choose full", param="kv_cache"
+        ) from None
     num_bytes = weights.materialise(on_progress)
     return LoadedModel(model, checkpoint, chosen, checkpoint.quantization, num_bytes)
 

@@ -119,6 +119,18 @@ class DetokenizerFactory:
             return WindowDetokenizer(lambda ids: core.decode(list(ids), skip_special_tokens=True))
         return ByteDetokenizer(self._piece, self._strip)
 
+    def spelled(self, token_id: int) -> bytes:
+        """What a token stands for by itself, special ones too."""
+        core = self._tokenizer.core
+        token = core.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id in self._tokenizer.special_ids:
+            return token.encode()
+        if self._to_bytes is None:
+            return core.decode([token_id], skip_special_tokens=False).encode()
+        return self._piece(token_id)
+
     def _piece(self, token_id: int) -> bytes:
         piece = self._known.get(token_id)
         if piece is None:

@@ -29,7 +29,7 @@ class Harness:
 
         def build() -> Loaded:
             self.model = SuccessorModel(follow=follow)
-            prefix = PrefixCache(prefix_bytes, self.model.same_kv)
+            prefix = PrefixCache(prefix_bytes, self.model.regime)
             return Loaded(self.model, prefix, max_rows, chunk)
 
         self.loaded = self.engine.load(build).result(PATIENCE_S)
@@ -221,3 +221,35 @@ def test_idle_engine_is_not_busy_and_counts_what_it_did(make):
     assert stats.tokens == 4
     assert stats.active == stats.waiting == 0
     assert stats.steps >= 4
+
+
+@pytest.mark.parametrize("after", range(14))
+def test_a_row_may_be_cancelled_at_every_step_and_nobody_else_notices(make, after):
+    """4 pieces of prompt, then tokens: the cancel comes in the step that follows the n-th word of the row."""
+    harness = make(chunk=5, max_rows=3)
+    heard = 0
+
+    def hear(outputs: list[Output]) -> None:
+        nonlocal heard
+        for output in outputs:
+            if output.id == "a":
+                heard += 1
+                if heard == after + 1:
+                    harness.engine.cancel("a")
+            harness.heard.put(output)
+
+    harness.engine.on_outputs = hear
+    harness.submit("a", list(range(20)), max_tokens=40)
+    harness.submit("b", [50, 51], max_tokens=12)
+    harness.submit("c", list(range(18)), max_tokens=3)
+    assert harness.tokens("b") == [52 + n for n in range(12)]
+    assert harness.tokens("c") == [18, 19, 20]
+    assert harness.until("a")[-1].finish == "cancelled"
+    said = [o.token for o in harness.outputs["a"] if o.token is not None]
+    assert said == [20 + n for n in range(len(said))]
+
+    def entries() -> list[tuple[list[int], list[int]]]:
+        return [(e.ids, e.caches[0].ids) for e in harness.loaded.prefix.newest_first()]
+
+    for booked, held in harness.engine.call(entries).result(PATIENCE_S):
+        assert booked == held

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.model_config import LayerKv, kv_bytes, kv_layers
+from shared.kv_layout import LayerKv, kv_bytes, kv_layers
 from worker.engine.kv_budget import BLOCK, KvBudget, rounded
 
 FULL, SLIDING = LayerKv(2, 16), LayerKv(2, 16, window=40)
@@ -80,4 +80,4 @@ def test_it_is_never_less_than_the_tokens_themselves(window, count, tokens, chun
         "sliding_window": window,
         "model_type": "mistral",
     }
-    assert KvBudget(kv_layers(config), 2, chunk).row_bytes(tokens) >= kv_bytes(config, tokens, 2)
+    assert KvBudget(kv_layers(config), 2, chunk).row_bytes(tokens) >= kv_bytes(kv_layers(config), tokens, 2)

@@ -1,6 +1,6 @@
 """How long a step takes, as the parent's watchdog is told."""
 
-from worker.engine.engine import Pace
+from worker.engine.pace import Pace
 
 CHUNK = 64
 

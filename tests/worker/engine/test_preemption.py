@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.model_config import LayerKv
+from shared.kv_layout import LayerKv
 from worker.engine.kv_budget import BLOCK, KvBudget
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import SamplingPlan, Sequence, Status
@@ -28,10 +28,7 @@ def run(scheduler: Scheduler, steps: int) -> list[str]:
         scheduler.admit()
         step = scheduler.schedule()
         preempted += [old.id for old, _ in step.preempted]
-        sampled = [
-            *step.decode,
-            *([step.prefill] if step.prefill and not step.prefill.num_to_prefill else []),
-        ]
+        sampled = [*step.decode, *(row for row, _ in step.prefill if not row.num_to_prefill)]
         for row in sampled:
             row.generated.append(0)
             if row.num_generated == row.max_tokens:
@@ -153,7 +150,7 @@ def test_promises_are_kept_and_everybody_comes_to_an_end(arrivals, slack, max_ro
         assert oldest is None or oldest.status is not Status.FINISHED
         standing = [order[row.id] for row in [*line.active, *line.waiting]]
         assert standing == sorted(standing)  # first come, first served, whoever gave way
-        drawn = [*step.decode, *([step.prefill] if step.prefill and not step.prefill.num_to_prefill else [])]
+        drawn = [*step.decode, *(row for row, _ in step.prefill if not row.num_to_prefill)]
         ready, unread = (unread, drawn) if late else (drawn, [])
         for row in ready:
             if row.status is Status.FINISHED:  # cancelled or preempted: its token is not said

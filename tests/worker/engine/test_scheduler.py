@@ -12,7 +12,8 @@ def sequence(name: str, prompt: int, max_tokens: int = 4) -> Sequence:
 
 
 def names(step):
-    return [s.id for s in step.decode], step.prefill.id if step.prefill else None, step.num_prefill
+    first = step.prefill[0][0].id if step.prefill else None
+    return [s.id for s in step.decode], first, step.num_prefill
 
 
 def test_a_prompt_runs_in_chunks_and_its_last_chunk_samples():
@@ -96,8 +97,8 @@ def test_every_sequence_runs_exactly_its_prompt_and_its_budget(arrivals, max_row
         assert bool(step) or not scheduler.active or not scheduler.has_work
         for row in step.decode:
             ran[row.id] += 1
-        if step.prefill:
-            ran[step.prefill.id] += step.num_prefill
+        for row, count in step.prefill:
+            ran[row.id] += count
         for row in list(scheduler.active):  # what the engine does when a row's last token is read
             if row.status is Status.DECODE and row.num_sampled == row.max_tokens:
                 scheduler.remove(row)

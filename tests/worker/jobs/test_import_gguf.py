@@ -18,6 +18,7 @@ from shared.jobs import ImportGguf, JobDone, JobEvent, JobStage, JobStarted, Noo
 from tests.oracles import checkpoints
 from tests.worker.jobs.gguf_files import Raw, blocks, case_tensors, floats, write
 from worker import jobs
+from worker.layers.batch import solo
 from worker.models import load_model
 
 CASE = "llama_tied"
@@ -42,7 +43,7 @@ def tensors_in(folder: Path) -> dict[str, mx.array]:
 
 def logits_of(folder: Path, ids: np.ndarray) -> np.ndarray:
     model = load_model(folder).model
-    return np.array(model.head(model(mx.array(ids)[None], model.make_caches(len(ids))))[0])
+    return np.array(model.head(model(solo(mx.array(ids), model.make_caches(len(ids))))))
 
 
 @pytest.mark.parametrize("name", ["llama_tied", "llama_biases", "llama_head_dim"])

@@ -15,7 +15,8 @@ import pytest
 
 from shared.checkpoint import inspect, kv_bytes
 from tests.oracles import checkpoints
-from worker.cache.kv import STEP
+from worker.cache.buffer import STEP
+from worker.layers.batch import Batch, solo
 from worker.models import DecoderModel, load_model
 
 CASES = ["llama_tied", "rope_yarn", "mistral_window"]
@@ -24,23 +25,23 @@ CASES = ["llama_tied", "rope_yarn", "mistral_window"]
 def ways(model: DecoderModel, ids: np.ndarray) -> dict[str, np.ndarray]:
     """Logits of `ids` computed in one pass, in two, stepwise, and as a row beside another sequence."""
 
-    def run(rows: mx.array, cuts: list[int]) -> np.ndarray:
-        caches = model.make_caches(rows.shape[1])
+    def run(rows: list[np.ndarray], cuts: list[int]) -> np.ndarray:
+        caches = [model.make_caches(len(row)) for row in rows]
         parts, begin = [], 0
-        for end in [*cuts, rows.shape[1]]:
-            parts.append(model.head(model(rows[:, begin:end], caches)))
+        for end in [*cuts, len(ids)]:
+            tokens = mx.array(np.concatenate([row[begin:end] for row in rows]))
+            hidden = model(Batch(tokens, [(each, end - begin) for each in caches]))
+            parts.append(model.head(hidden)[-(end - begin) :])
             begin = end
-        return np.array(mx.concatenate(parts, axis=1))[0]
+        return np.array(mx.concatenate(parts))
 
-    row = mx.array(ids)[None]
-    pair = mx.concatenate([row, row[:, ::-1]])
     steps = list(range(1, len(ids)))
     return {
-        "one pass": run(row, []),
-        "two": run(row, [17]),
-        "stepwise": run(row, steps),
-        "beside another": run(pair, [17]),
-        "beside another, stepwise": run(pair, steps),
+        "one pass": run([ids], []),
+        "two": run([ids], [17]),
+        "stepwise": run([ids], steps),
+        "beside another": run([ids[::-1], ids], [17]),
+        "beside another, stepwise": run([ids[::-1], ids], steps),
     }
 
 
@@ -87,6 +88,6 @@ def test_full_caches_hold_what_the_formula_says(name: str, tmp_path: Path) -> No
     folder = checkpoints.write_case(name, tmp_path)
     model = load_model(folder).model
     caches = model.make_caches()
-    model(mx.ones((1, STEP), mx.int32), caches)
+    model(solo(mx.ones(STEP, mx.int32), caches))
     held = sum(cache.nbytes for cache in caches)
     assert held == kv_bytes(inspect(folder), STEP, 4)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.cache.kv import STEP, FullKV, LayerCache, RotatingKV
+from worker.cache.buffer import STEP
+from worker.cache.kv import FullKV, LayerCache, RotatingKV
 
 HEADS, DIM = 2, 4
 

@@ -1,4 +1,4 @@
-"""The llama family against Hugging Face transformers: logits and greedy text, however the prompt is cut."""
+"""Every family against Hugging Face transformers: logits and greedy text, however the prompt is cut."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from tests.oracles import checkpoints
-from worker.models import FAMILIES, DecoderModel, load_model
+from tests.worker.models.running import greedy_of, logits_of
+from worker.models import FAMILIES, load_model
 
 TINY = Path(__file__).parents[3].parent / "shared" / "models" / "tiny"
 TOLERANCE = 1e-4
+# Transformers itself is 1.1e-4 from what it computes in float64 there.
+TOLERANCES = {"gemma4_text": 2e-4}
 
 CUTS = {
     "one pass": [],
@@ -24,26 +27,6 @@ CUTS = {
     "sevens": [7, 14, 21, 28, 35],
     "token by token": list(range(1, 64)),
 }
-
-
-def pieces(ids: np.ndarray, cuts: list[int]) -> list[np.ndarray]:
-    return [piece for piece in np.split(ids, [cut for cut in cuts if cut < len(ids)]) if len(piece)]
-
-
-def logits_of(model: DecoderModel, ids: np.ndarray, cuts: list[int]) -> np.ndarray:
-    caches = model.make_caches(len(ids))
-    parts = [model.head(model(mx.array(piece)[None], caches))[0] for piece in pieces(ids, cuts)]
-    return np.array(mx.concatenate(parts))
-
-
-def greedy_of(model: DecoderModel, ids: np.ndarray, count: int) -> list[int]:
-    caches = model.make_caches(len(ids))
-    tokens, found = mx.array(ids)[None], []
-    for _ in range(count):
-        last = model.head(model(tokens, caches)[:, -1:])
-        tokens = mx.argmax(last, axis=-1).astype(mx.int32)
-        found.append(int(tokens.item()))
-    return found
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -75,9 +58,9 @@ def test_oracle_a_prompt_longer_than_trained_for_needs_its_length_announced_only
     name: str, tmp_path: Path
 ) -> None:
     model = load_model(checkpoints.write_case(name, tmp_path / name)).model
-    depends = name in ("rope_dynamic", "rope_longrope_short", "rope_longrope_long")
-    assert model.same_kv(8, 40) == (not depends)
-    assert model.same_kv(8, 24)
+    depends = checkpoints.case(name)[0]["rope_parameters"].get("rope_type") in ("dynamic", "longrope")
+    assert (model.regime(8) == model.regime(40)) == (not depends)
+    assert model.regime(8) == model.regime(24)
 
 
 def tiny_models() -> list[Any]:
@@ -99,6 +82,6 @@ def test_oracle_shared_tiny_models_agree_with_transformers(name: str, cut: str) 
     assert isinstance(reference, dict)
     ids = np.array(reference["input_ids"])
     found = logits_of(loaded.model, ids, CUTS[cut])
-    assert np.abs(found - np.array(reference["logits"])).max() < TOLERANCE
+    assert np.abs(found - np.array(reference["logits"])).max() < TOLERANCES.get(name, TOLERANCE)
     greedy = reference["greedy_ids"].tolist()
     assert greedy_of(loaded.model, ids, len(greedy)) == greedy

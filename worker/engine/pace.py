@@ -1,0 +1,61 @@
+"""How long steps take: for whoever has to tell a long one from one that hangs, and to share the time out. Pure."""
+
+SHORT_CHUNK = 8
+"""A prefill chunk below this part of a whole one says nothing about how long a whole one takes."""
+
+LEAST = 16
+"""Fewer prompt tokens a step are not worth a pass over the weights."""
+
+SHARE = 0.8
+"""Prefill may take this much of the time that decoding takes while rows decode: they keep more than half their pace."""
+
+_NEW = 0.3  # weight of the newest measurement
+
+
+class Pace:
+    """Told of every step that was waited for.
+
+    `slowest_s` is the longest so far, a chunk of prefill counted as a whole one. The first step of each kind may
+    compile and is left out. 0 until a chunk was measured: decoding alone says little about prefill.
+    """
+
+    def __init__(self) -> None:
+        self.slowest_s = 0.0
+        self._slowest_decode_s = 0.0
+        self._decoded = self._prefilled = False
+        self._decode_s = 0.0  # a step without prefill
+        self._token_s = 0.0  # what a prompt token adds to a step
+        self._owed_s = 0.0  # by prefill to the rows that decode
+
+    def step(self, took_s: float, num_prefill: int, chunk: int, *, decoded: bool = False) -> None:
+        """A step was waited for; `num_prefill` of a chunk's tokens were in it, and rows that decode if `decoded`."""
+        if num_prefill == 0:
+            if self._decoded:
+                self._slowest_decode_s = max(self._slowest_decode_s, took_s)
+                self._decode_s = _mixed(self._decode_s, took_s)
+            self._decoded = True
+            self._owed_s = max(0.0, self._owed_s - took_s * SHARE)
+        else:
+            if num_prefill * SHORT_CHUNK >= chunk:
+                if self._prefilled:
+                    self.slowest_s = max(self.slowest_s, took_s * max(1.0, chunk / num_prefill))
+                self._prefilled = True
+            extra_s = max(0.0, took_s - self._decode_s) if decoded else took_s
+            self._token_s = _mixed(self._token_s, extra_s / num_prefill)
+            self._owed_s = self._owed_s + extra_s - self._decode_s * SHARE if decoded else 0.0
+            self._owed_s = max(0.0, self._owed_s)
+        if self.slowest_s:
+            self.slowest_s = max(self.slowest_s, self._slowest_decode_s)
+
+    def budget(self, chunk: int) -> int:
+        """Prompt tokens that the next step may have while rows decode, at most `chunk`; 0: it is their turn alone."""
+        if self._owed_s > 0:
+            return 0
+        least = min(LEAST, chunk)
+        if not self._decode_s or not self._token_s:
+            return max(least, chunk // SHORT_CHUNK)
+        return max(least, min(chunk, int(self._decode_s * SHARE / self._token_s)))
+
+
+def _mixed(old: float, new: float) -> float:
+    return new if not old else old + (new - old) * _NEW
