@@ -18,8 +18,8 @@ from worker.engine.sequence import SamplingPlan, Sequence
 from worker.load import begin_load
 
 
-def bare(model, ids: list[int], tokens: int) -> dict[str, float]:
-    """On the engine thread."""
+def bare(model, ids: list[int], tokens: int, chunk: int = 0) -> dict[str, float]:
+    """On the engine thread. `chunk`: the prompt goes in such pieces, 0 = whole."""
     import mlx.core as mx
 
     from worker.layers.batch import solo
@@ -29,6 +29,10 @@ def bare(model, ids: list[int], tokens: int) -> dict[str, float]:
 
     began = time.perf_counter()
     caches = model.make_caches(len(ids))
+    while chunk and len(ids) > chunk:
+        model(solo(mx.array(ids[:chunk], dtype=mx.int32), caches))
+        mx.eval([array for cache in caches for array in cache.arrays()])
+        ids = ids[chunk:]
     token = following(mx.array(ids, dtype=mx.int32))
     mx.async_eval(token)
     first = 0.0

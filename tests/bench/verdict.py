@@ -30,6 +30,12 @@ def below(part: str, what: str, value: float, bar: float, unit: str = "", *, not
     return Line(part, what, measured, f"< {bar:.3g}{unit}", value < bar)
 
 
+def at_least(part: str, what: str, value: float, bar: float, unit: str = "", *, notes: str = "") -> Line:
+    """A number that must not fall under its bar."""
+    measured = f"{value:.3g}{unit}" + (f" ({notes})" if notes else "")
+    return Line(part, what, measured, f">= {bar:.3g}{unit}", value >= bar)
+
+
 def all_of(part: str, what: str, good: int, total: int, *, notes: str = "") -> Line:
     """A count that has to be complete, and of something."""
     measured = f"{good} of {total}" + (f" ({notes})" if notes else "")
