@@ -149,6 +149,10 @@ class Application:
         Returns the records of those that were adopted. Raises `Refused` (cannot_fit) for a pinned set over budget.
         """
         self.pool.roster.check_pins(self.live.settings, self.live.models)
+        try:
+            self.pool.roster.check_names(self.live.models)
+        except Refused as refused:  # a model may have come since that was written: serve, and say so
+            event(log, "config.dead_alias", level=logging.WARNING, reason=str(refused))
         self.db.open()
         adopted = await self.pool.start(leftovers)
         await self.jobs.start()

@@ -20,6 +20,7 @@ from shared.logs import event
 
 log = logging.getLogger(__name__)
 NAME = "mlxd.sqlite"
+LONGEST_PATH = 500  # bytes; SQLite takes 512, and adds to the name itself
 BUSY_S = 5.0  # how long another program (a backup, the sqlite3 shell) may hold the file
 CHECKED_BYTES = 16 << 20  # a larger file is checked through only once it was found damaged
 T = TypeVar("T")
@@ -269,7 +270,10 @@ class Database:
         if _is_damage(error):
             said = f"{self.path} is damaged ({error}); restart mlxd: it keeps the file aside and begins a new one"
             return refuse(ErrorCode.INTERNAL, said)
-        return refuse(ErrorCode.FORBIDDEN, f"cannot use {self.path}: {error}; see to its rights and its disk")
+        said = "see to its rights and its disk"
+        if len(os.fsencode(self.path)) > LONGEST_PATH:
+            said = f"its path is longer than SQLite takes ({LONGEST_PATH} bytes); choose a data_dir higher up"
+        return refuse(ErrorCode.FORBIDDEN, f"cannot use {self.path}: {error}; {said}")
 
 
 class _Damaged(sqlite3.DatabaseError):

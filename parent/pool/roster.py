@@ -145,13 +145,14 @@ class Roster:
     def check_names(self, options: dict[str, ModelOptions]) -> None:
         """Raises `Refused` (invalid_request) where an alias is the id of another model, which it would never mean."""
         entries = self.library.entries
-        ids, told = {entry.id for entry in entries}, Names(entries, options).options_of
+        ids, told = {entry.id.casefold(): entry.id for entry in entries}, Names(entries, options).options_of
         for entry in entries:
             for alias in told[entry.id].aliases:
-                if alias in ids and alias != entry.id:
+                if (other := ids.get(alias.casefold(), entry.id)) != entry.id:
                     raise refuse(
                         ErrorCode.INVALID_REQUEST,
-                        f"{alias!r} cannot be an alias of {entry.id}: it is the id of another model; choose another",
+                        f"{alias!r} cannot be an alias of {entry.id}: it is the id of another model ({other}); "
+                        "choose another",
                         param=f"models.{entry.id}.aliases",
                     )
 

@@ -3,19 +3,23 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from shared.control import LaunchModel
 
 NAME = "workers.json"
+
+Pid = Annotated[int, Meta(ge=1, lt=1 << 31)]  # pid_t: what is beyond is no process of any system
 
 
 class RuntimeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One live worker. `pid` and `start_time` together name its process; numbers alone are given out again."""
 
     name: str  # of its supervisor; the beginning of its sockets' names
-    pid: int
+    pid: Pid
     start_time: float
     socket: str
     adopt_socket: str
@@ -26,7 +30,9 @@ class RuntimeRecord(msgspec.Struct, frozen=True, kw_only=True):
     command: list[str]
     epoch: int
     footprint: int = 0  # bytes
-    server: int = 0  # pid of the server that it works for, and when that began
+    server: Annotated[int, Meta(ge=0, lt=1 << 31)] = (
+        0  # pid of the server that it works for, and when it began
+    )
     server_start: float = 0.0
 
 

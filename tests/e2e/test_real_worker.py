@@ -140,7 +140,7 @@ def test_crash_of_the_real_worker_in_mid_stream_does_not_show_in_the_text(model_
         with server.http.stream("POST", "/v1/chat/completions", json=asked) as answer:
             for line in answer.iter_lines():
                 received.append(line)
-                if sum(line.startswith("data: ") for line in received) == 4:
+                if line.startswith("data: ") and sum(each.startswith("data: ") for each in received) == 4:
                     server.kill_worker()
         assert content("\n".join(received)) == whole
         assert "data: [DONE]" in received

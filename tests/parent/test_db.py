@@ -211,6 +211,12 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         Database(tmp_path).open()
 
 
+def test_a_path_longer_than_sqlite_takes_is_called_that(tmp_path: Path) -> None:
+    folder = tmp_path / "/".join(["x" * 100] * 5)
+    with pytest.raises(Refused, match="longer than SQLite takes"):
+        Database(folder).open()
+
+
 def test_two_processes_may_bring_the_same_file_to_the_schema(tmp_path: Path) -> None:
     async def main() -> None:
         first, second = Database(tmp_path), Database(tmp_path)

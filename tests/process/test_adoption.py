@@ -256,8 +256,12 @@ def test_the_runtime_file_is_private_whole_and_forgiving(tmp_path: Path) -> None
     runtime_file.write(path, [record, record])
     assert runtime_file.read(path) == [record, record]
     assert sorted(each.name for each in tmp_path.iterdir() if "workers" in each.name) == [runtime_file.NAME]
-    path.write_bytes(path.read_bytes()[:-20])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
     assert runtime_file.read(path) == []
+    for number in (0, -1, 1 << 31, 1 << 40, 1 << 70):  # no pid of any system
+        path.write_bytes(whole.replace(b'"pid":%d' % record.pid, b'"pid":%d' % number))
+        assert runtime_file.read(path) == []
 
 
 @pytest.mark.slow

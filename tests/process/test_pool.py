@@ -130,6 +130,8 @@ def test_pool_profiles_share_one_worker_and_names_are_told_truly(tmp_path: Path)
         assert server.ask(model="b:verbose").status_code == 404
         taken = server.http.patch("/admin/config", json={"models": {"b": {"aliases": [M]}}})
         assert (taken.status_code, taken.json()["error"]["param"]) == (400, "models.b.aliases")
+        other_case = server.http.patch("/admin/config", json={"models": {"b": {"aliases": [M.upper()]}}})
+        assert other_case.status_code == 400
         assert "the id of another model" in taken.json()["error"]["message"]
         assert ask(server, "small") == expected("hi")
 
