@@ -129,8 +129,6 @@ def test_the_families_are_those_of_the_worker() -> None:
     from worker.models import FAMILIES as HELD
 
     assert set(FAMILIES) == set(HELD)
-    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-    assert [family for family in FAMILIES if f"`{family}`" not in readme] == []
 
 
 def test_a_folder_is_named_by_its_path_and_nothing_else_is_one(
