@@ -26,6 +26,11 @@ TOLERANCE = 1e-4
 PROMPT = checkpoints.reference("granite")["input_ids"]
 
 
+def granite(folder: Path) -> Path:
+    """A family that is not ours."""
+    return checkpoints.write_case("granite", folder)
+
+
 def gpt_oss(folder: Path) -> Path:
     """A model whose layers have a window in turns, with the constants that mlx-lm has built in."""
     config, seed = checkpoints.case("gpt_oss")
@@ -102,9 +107,7 @@ def run_once(model: DecoderModel, tokens: np.ndarray, caches: list) -> np.ndarra
     return np.array(model.head(model(solo(mx.array(tokens), caches))))
 
 
-@pytest.mark.parametrize(
-    "write", [gpt_oss, qwen3_5, lambda folder: checkpoints.write_case("granite", folder)]
-)
+@pytest.mark.parametrize("write", [granite, gpt_oss, qwen3_5])
 def test_a_clone_goes_its_own_way_and_what_can_be_trimmed_is(write, tmp_path: Path) -> None:
     model = load_model(write(tmp_path / "m"), provider="mlx-lm").model
     caches = model.make_caches()
@@ -138,20 +141,25 @@ def test_where_the_head_cannot_be_run_apart_whole_logits_do(
 # ---------------------------------------------------------------- under the engine
 
 
-def test_rows_are_batched_reuse_what_was_kept_and_can_be_cancelled(tmp_path: Path) -> None:
-    folder = checkpoints.write_case("granite", tmp_path / "granite")
+@pytest.mark.parametrize("write", [granite, gpt_oss, qwen3_5])
+def test_rows_are_batched_reuse_what_was_kept_and_can_be_cancelled(write, tmp_path: Path) -> None:
+    folder = write(tmp_path / "m")
     long = TextPrompt("the cat and the hat and the other hat and " * 3)
 
     async def body() -> None:
         async with served(
-            folder, prefill_chunk=16, spill_dir=str(tmp_path / "spill"), spill_bytes=1 << 20
+            folder,
+            provider="mlx-lm",
+            prefill_chunk=16,
+            spill_dir=str(tmp_path / "spill"),
+            spill_bytes=1 << 20,
         ) as alone:
             first = ids(await ask(alone, request("a")))
             second = ids(await ask(alone, request("b", prompt=long)))
             again = await ask(alone, request("c", prompt=long))
             assert ids(again) == second
             assert finish(again).usage.cached_tokens > 30
-        async with served(folder, prefill_chunk=16) as pipeline:
+        async with served(folder, provider="mlx-lm", prefill_chunk=16) as pipeline:
             stream = await pipeline.prepare(request("x", prompt=long, max_tokens=300))
             async with aclosing(pipeline.run(stream)) as batches:
                 async for _ in batches:
