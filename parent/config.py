@@ -18,6 +18,7 @@ from parent.model_options import OVER_SETTINGS, ModelOptions, models_from
 from parent.values import Field, as_path, bad, checked, fields_of, near
 from shared.errors import ErrorCode, refuse
 from shared.files import NotRegular, read_regular
+from shared.providers import PROVIDERS
 
 _BYTES = {"unit": "bytes"}
 _SECONDS = {"unit": "seconds"}
@@ -88,6 +89,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra=_RELOAD,
         ),
     ] = False
+    provider: Annotated[
+        str,
+        Meta(
+            description="whose model code: native, that of the extra mlx-lm, or auto = native where the family is "
+            "ours, else mlx-lm where it is installed",
+            extra={**_RELOAD, "choices": list(PROVIDERS)},
+        ),
+    ] = "auto"
     blas: Annotated[
         str,
         Meta(

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from parent.values import Field, as_path, bad, checked, fields_of, near
+from shared.providers import PROVIDERS
 
 _BYTES = {"unit": "bytes", "needs": "model reload"}
 _RELOAD = {"needs": "model reload"}
@@ -94,6 +95,13 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         ]
         | None
     ) = None
+    provider: (
+        Annotated[
+            str,
+            Meta(description="as the setting", extra={"choices": list(PROVIDERS), "needs": "model reload"}),
+        ]
+        | None
+    ) = None
     python: Annotated[
         str, Meta(description="Python interpreter of its worker; empty = the server's", extra=_RELOAD)
     ] = ""
@@ -112,6 +120,7 @@ OVER_SETTINGS = (
     "kv_start",
     "check_prefix",
     "dtype",
+    "provider",
 )
 """Options that stand over the flat setting of the same name."""
 

@@ -13,7 +13,7 @@ class NoopJob(msgspec.Struct, frozen=True, tag="noop"):
 
 
 class ImportGguf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="import_gguf"):
-    """Convert a llama-family GGUF file to a model directory.
+    """Convert a GGUF file of a family that is ours to a model directory.
 
     `dtype`: "auto" picks what is fastest on this device (float32 on mlx's CPU backend, the file's own
     quantization elsewhere); "keep" keeps the quantization; else float32, float16 or bfloat16.

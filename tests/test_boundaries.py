@@ -20,7 +20,7 @@ MAX_LINES = 500
 # lines and itself; units on one line do not know each other.
 READING_ORDER: dict[str, list[list[str]]] = {
     "shared": [
-        ["version", "units", "ndjson", "logs", "errors", "files", "family_config"],
+        ["version", "units", "ndjson", "logs", "errors", "files", "family_config", "providers"],
         ["wire", "jobs", "asgi", "model_config", "kv_layout", "tensor_headers"],
         ["control", "checkpoint"],
     ],
@@ -28,6 +28,7 @@ READING_ORDER: dict[str, list[list[str]]] = {
         ["leave", "control", "text", "layers"],
         ["cache"],
         ["weights"],
+        ["providers"],
         ["models"],
         ["engine.sequence", "engine.kv_budget", "engine.pace"],
         ["engine.scheduler", "engine.curve", "engine.grammar", "engine.processors"],
@@ -66,6 +67,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "worker.layers": {"mlx"},
     "worker.cache": {"mlx"},
     "worker.weights": {"mlx"},
+    "worker.providers": {"mlx", "mlx_lm"},
     "worker.models": {"mlx"},
     "worker.engine": {"mlx", "numpy", "llguidance"},
     "worker.load": {"mlx"},
@@ -84,7 +86,7 @@ THIRD_PARTY: dict[str, set[str]] = {
 }
 
 # Law 1: the parent survives because no native model code is ever in it.
-NEVER_IN_THE_PARENT = ("mlx", "numpy", "tokenizers", "safetensors", "jinja2", "llguidance", "worker")
+NEVER_IN_THE_PARENT = ("mlx", "mlx_lm", "numpy", "tokenizers", "safetensors", "jinja2", "llguidance", "worker")
 
 PURE = [
     "shared.version",
@@ -97,6 +99,7 @@ PURE = [
     "shared.checkpoint",
     "shared.family_config",
     "shared.model_config",
+    "shared.providers",
     "shared.kv_layout",
     "shared.tensor_headers",
     "worker.text.detokenizer",

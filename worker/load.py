@@ -62,6 +62,7 @@ def _build(launch: LaunchModel, path: Path, tell: Tell) -> Loaded:
         dtype=launch.dtype,
         kv_cache=launch.kv_cache,
         kv_start=launch.kv_start,
+        provider=launch.provider,
         on_progress=lambda done, total: tell("weights", done, total),
     )
     chunk = launch.prefill_chunk or (CHUNK_GPU if on_gpu else CHUNK_CPU)
@@ -76,7 +77,9 @@ def _build(launch: LaunchModel, path: Path, tell: Tell) -> Loaded:
     prefix = PrefixCache(launch.prefix_cache_bytes, model.model.regime)
     layout = list(model.model.layout)
     goes_back = [cache.goes_back for cache in model.model.make_caches()]
-    store = _store(launch, model.checkpoint, goes_back, str(model.dtype), device, layout)
+    store = None
+    if model.provider == "native":  # only ours know how to write their caches
+        store = _store(launch, model.checkpoint, goes_back, str(model.dtype), device, layout)
     return Loaded(
         model=model.model,
         prefix=prefix,

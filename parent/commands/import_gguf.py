@@ -1,10 +1,11 @@
-"""Convert a llama-family GGUF file into a model of the library.
+"""Convert a GGUF file into a model of the library.
 
   mlxd import SmolLM2-360M-Instruct.Q8_0.gguf
   mlxd import model.gguf --name my/model --dtype keep
 
-Tensor types F32, F16, BF16, Q8_0, Q4_0 and Q4_1 are read. The type `auto` picks what is fastest here:
-float32 on mlx's CPU backend, the file's own quantization elsewhere; `keep` keeps the quantization.
+Tensor types F32, F16, BF16, Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, the k-quants Q2_K to Q6_K and MXFP4 are read. The
+type `auto` picks what is fastest here: float32 on mlx's CPU backend, the file's own quantization elsewhere; `keep`
+keeps the quantization. Where MLX has not the like (Q6_K, Q3_K, Q2_K) it quantizes anew, and says what that loses.
 """
 
 import argparse

@@ -7,20 +7,20 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from parent.library.families import config_fault, extra_for, family_fault
+from parent.library.families import Support, config_fault, family_fault, foreign_config, support_of
 from parent.library.roots import Root
 from parent.library.signature import signature_of
 from shared.checkpoint import Checkpoint, inspect, kv_bytes_per_token, tensors_of
 from shared.errors import ErrorCode, Refused, refuse
 from shared.files import read_regular
+from shared.kv_layout import kv_bytes, kv_layers
+from shared.providers import mlx_lm_version
 
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
-
-Support = Literal["native", "extra", "unsupported"]
 
 
 class Card(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -85,8 +85,8 @@ def read_entry(folder: Path, model_id: str, *, root: Root = "own", revision: str
             dtypes=facts.dtypes,
             quantization=facts.quantization,
         )
-        if fault := family_fault(facts.model_type):
-            return _unsupported(entry, fault)
+        if support_of(facts.model_type) != "native":
+            return _foreign(entry, facts)
         if fault := config_fault(facts.config) or _layers_fault(facts):
             raise refuse(
                 ErrorCode.BAD_CHECKPOINT, f"{folder / 'config.json'}: {fault}; download the model again"
@@ -117,15 +117,33 @@ def _layers_fault(facts: Checkpoint) -> str:
     )
 
 
-def _unsupported(entry: ModelEntry, error: str) -> ModelEntry:
-    extra = extra_for(entry.family)
-    return msgspec.structs.replace(
+def _foreign(entry: ModelEntry, facts: Checkpoint) -> ModelEntry:
+    """A model of a family that is not ours: what can be said of it, and the error where nothing here serves it."""
+    config = foreign_config(facts.config)
+    width = 4 if runs_in_float32() else 2
+    entry = msgspec.structs.replace(
         entry,
-        error=error,
-        unsupported=True,
-        support="extra" if extra else "unsupported",
-        support_note=f"{extra} has the family {entry.family}" if extra else error,
+        kv_bytes_per_token=kv_bytes(kv_layers(config), 1, width) if config else 0,
+        note=dtype_note(entry.dtype, facts.quantization, float32=width == 4),
+        config=config,
+        support=support_of(entry.family),
+        support_note=f"by the extra mlx-lm {mlx_lm_version()}".rstrip(),
     )
+    fault = family_fault(entry.family)
+    return _unsupported(entry, fault) if fault else entry
+
+
+def by_another_python(entry: ModelEntry, python: str) -> ModelEntry:
+    """The entry of a model that another interpreter serves: what is installed there its worker has to find out."""
+    if not python or not entry.unsupported or entry.support != "extra":
+        return entry
+    note = f"by the extra mlx-lm, if {python} has it"
+    return msgspec.structs.replace(entry, error="", unsupported=False, support_note=note)
+
+
+def _unsupported(entry: ModelEntry, error: str) -> ModelEntry:
+    support = entry.support if entry.support == "extra" else "unsupported"
+    return msgspec.structs.replace(entry, error=error, unsupported=True, support=support, support_note=error)
 
 
 def _broken(entry: ModelEntry, error: str) -> ModelEntry:

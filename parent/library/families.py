@@ -3,7 +3,11 @@
 The worker's own table is `worker/models/__init__.py`, which the parent must not import; a test holds both equal.
 """
 
-from typing import Any
+from typing import Any, Literal
+
+from shared.providers import INSTALL, MLX_VLM_FAMILIES, mlx_lm_has, mlx_lm_version
+
+Support = Literal["native", "extra", "unsupported"]
 
 # fmt: off
 FAMILIES = (
@@ -11,23 +15,6 @@ FAMILIES = (
     "gpt_oss", "deepseek_v3", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gemma4_unified",
     "gemma4_unified_text", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text",
 )
-# fmt: on
-
-# `model_type`s that other servers are known to have, to send people somewhere instead of nowhere.
-# fmt: off
-_MLX_LM = frozenset({
-    "apertus", "baichuan_m1", "bitnet", "cohere", "cohere2", "deepseek", "deepseek_v2", "deepseek_v3",
-    "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "exaone", "exaone4", "falcon_h1", "gemma", "gemma2",
-    "gemma3", "gemma3_text", "gemma3n", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss",
-    "granite", "granitemoe", "granitemoehybrid", "helium", "hunyuan", "hunyuan_v1_dense", "internlm2",
-    "internlm3", "lfm2", "llama4", "mamba", "mamba2", "minicpm", "minicpm3", "mixtral", "nemotron",
-    "nemotron_h", "olmo", "olmo2", "olmo3", "olmoe", "phi", "phi3", "phimoe", "qwen", "qwen2", "qwen2_moe",
-    "qwen3", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm", "starcoder2",
-})
-_MLX_VLM = frozenset({
-    "idefics2", "idefics3", "llava", "llava_next", "mistral3", "mllama", "paligemma", "pixtral", "qwen2_vl",
-    "qwen2_5_vl", "qwen3_vl", "smolvlm",
-})
 # fmt: on
 
 _SIZES = (
@@ -54,31 +41,58 @@ _MORE_SIZES = {
     "glm4_moe_lite": _EXPERT_SIZES + _LATENT_SIZES,
     "deepseek_v3": _EXPERT_SIZES + _LATENT_SIZES,
 }
+_OTHER_NAMES = {
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "hidden_size": ("n_embd", "d_model", "dim"),
+    "intermediate_size": ("n_inner", "ffn_dim"),
+    "max_position_embeddings": ("n_positions", "n_ctx", "max_sequence_length"),
+}
 _MOST = 1 << 31  # far beyond any model: a layer count of 10^12 must not become a list
 _MOST_LAYERS = 10_000
 
 
-def family_fault(family: str) -> str:
-    """Why a model of this `model_type` cannot be served, and what would; "" when it can."""
+def support_of(family: str) -> Support:
+    """Whether models of this `model_type` are served by our own graphs, by the extra mlx-lm, or not at all."""
     if family in FAMILIES:
+        return "native"
+    return "extra" if mlx_lm_has(family) else "unsupported"
+
+
+def family_fault(family: str) -> str:
+    """Why a model of this `model_type` cannot be served by this interpreter, and what would; "" when it can."""
+    support = support_of(family)
+    if support == "native" or (support == "extra" and mlx_lm_version()):
         return ""
+    if support == "extra":
+        return f"model family {family!r} is not a native one; the extra mlx-lm serves it: {INSTALL}"
+    also = (
+        "mlx-vlm has it"
+        if family in MLX_VLM_FAMILIES
+        else "choose a model of one of these, or another server"
+    )
     return (
-        f"model family {family!r} is not supported, only {', '.join(FAMILIES)}; "
-        f"convert a model of one of these, or use another server{_elsewhere(family)}"
+        f"model family {family!r} is not supported: native are {', '.join(FAMILIES)}, and mlx-lm is not known "
+        f"to have it; {also}"
     )
 
 
-def extra_for(family: str) -> str:
-    """The package that has the model classes of a family that is not ours: mlx-lm, mlx-vlm, or ""."""
-    for package, known in (("mlx-lm", _MLX_LM), ("mlx-vlm", _MLX_VLM)):
-        if family in known:
-            return package
-    return ""
+def foreign_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The normalised config of a family that is not ours, as far as one can count with it; {} where one cannot.
 
-
-def _elsewhere(family: str) -> str:
-    package = extra_for(family)
-    return f" ({package} serves it)" if package else ""
+    All layers keep all tokens then, whatever the config says of windows and states: no model takes more.
+    """
+    counted = {key: value for key, value in config.items() if key not in ("layer_types", "sliding_window")}
+    for ours, theirs in _OTHER_NAMES.items():
+        found = next((config[name] for name in theirs if name in config), None)
+        if ours not in counted and found is not None:
+            counted[ours] = found
+    heads, hidden = counted.get("num_attention_heads"), counted.get("hidden_size")
+    if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+        counted.setdefault("num_key_value_heads", heads)
+        counted.setdefault("head_dim", hidden // heads)
+        counted.setdefault("intermediate_size", 4 * hidden)
+    return {} if config_fault(counted) else counted
 
 
 def config_fault(config: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from parent.library.catalog import ModelEntry, runs_in_float32
 from parent.library.families import FAMILIES
 from parent.library.signature import Signature
 from parent.values import as_path
+from shared.providers import mlx_lm_version
 from shared.version import VERSION
 
 LAYOUT = 1
@@ -25,9 +26,9 @@ _log = logging.getLogger(__name__)
 
 
 def form() -> str:
-    """What an entry depends on beside the files: its Struct, this version, its families, this platform."""
+    """What an entry depends on beside the files: its Struct, this version, its families, mlx-lm's, this platform."""
     schema = msgspec.json.encode(msgspec.json.schema(ModelEntry, schema_hook=lambda kind: {"type": "string"}))
-    rest = f"{VERSION} {FAMILIES} {runs_in_float32()}".encode()
+    rest = f"{VERSION} {FAMILIES} {mlx_lm_version()} {runs_in_float32()}".encode()
     return hashlib.sha256(schema + rest).hexdigest()
 
 

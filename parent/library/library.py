@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parent.config import Settings
-from parent.library.catalog import ModelEntry, default_entry, folder_of, read_entry
+from parent.library.catalog import ModelEntry, by_another_python, default_entry, folder_of, read_entry
 from parent.library.index import Index
 from parent.library.names import Found, Names, names_of
 from parent.library.roots import Place, places, unique
@@ -76,6 +76,8 @@ class Library:
                 index.forget_absent()
             finally:
                 index.close()
+            said = Names(entries, self._options()).options_of
+            entries = [by_another_python(entry, said[entry.id].python) for entry in entries]
             entries.sort(key=lambda entry: entry.id)
             changed = entries != self.entries
             self.entries = entries

@@ -20,6 +20,9 @@ from tests.oracles import weights
 from tests.oracles.layouts import LAYOUTS, wrapped
 
 CASES = Path(__file__).with_name("cases")
+FOREIGN = Path(__file__).with_name("foreign")
+"""Cases of families that are not ours, for providers."""
+
 Config = dict[str, Any]
 
 SPECIALS = [
@@ -45,19 +48,32 @@ CHAT_TEMPLATE = (
 
 
 def names() -> list[str]:
-    """Every case there is, in order."""
-    return sorted(folder.name for folder in CASES.iterdir() if (folder / "case.json").is_file())
+    """Every case of our families, in order."""
+    return _names(CASES)
+
+
+def foreign_names() -> list[str]:
+    """Every case of other families, in order."""
+    return _names(FOREIGN)
+
+
+def _names(root: Path) -> list[str]:
+    return sorted(folder.name for folder in root.iterdir() if (folder / "case.json").is_file())
+
+
+def _folder(name: str) -> Path:
+    return next(root / name for root in (CASES, FOREIGN) if (root / name).is_dir())
 
 
 def case(name: str) -> tuple[Config, int]:
     """The config of a case and the seed of its weights."""
-    stored = json.loads((CASES / name / "case.json").read_text())
+    stored = json.loads((_folder(name) / "case.json").read_text())
     return stored["config"], stored["seed"]
 
 
 def reference(name: str) -> dict[str, NDArray[Any]]:
     """`input_ids` [L], `logits` [L, V] of one pass, `greedy_ids` [16], `greedy_margin` [16] (top 1 - top 2)."""
-    return safetensors.numpy.load_file(CASES / name / "reference.safetensors")
+    return safetensors.numpy.load_file(_folder(name) / "reference.safetensors")
 
 
 def write_case(

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from tests.oracles import weights
-from tests.oracles.checkpoints import CASES, EOS_ID, VOCAB_SIZE, write_tokenizer
+from tests.oracles.checkpoints import CASES, EOS_ID, FOREIGN, VOCAB_SIZE, write_tokenizer
 
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it naps."
 
@@ -392,6 +392,25 @@ CASE_TABLE: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
+# the same of families that are not ours
+FOREIGN_TABLE: dict[str, tuple[dict[str, Any], int]] = {
+    "granite": (
+        family(
+            "granite",
+            "GraniteForCausalLM",
+            attention_bias=False,
+            mlp_bias=False,
+            embedding_multiplier=1.5,
+            attention_multiplier=0.3,
+            residual_multiplier=0.8,
+            logits_scaling=0.5,
+        ),
+        40,
+    ),
+    "olmo2": (family("olmo2", "Olmo2ForCausalLM", head_dim=None, attention_bias=False), 40),
+}
+
+
 def make(config: dict[str, Any], ids: list[int], seed: int) -> dict[str, np.ndarray[Any, Any]]:
     """Logits in one pass, then 16 greedy tokens with transformers' own cache."""
     cls = getattr(transformers, config["architectures"][0])
@@ -424,11 +443,11 @@ def make(config: dict[str, Any], ids: list[int], seed: int) -> dict[str, np.ndar
 
 def main(wanted: list[str]) -> None:
     """Make the named cases, or all."""
-    CASES.mkdir(exist_ok=True)
-    for name in wanted or list(CASE_TABLE):
-        config, length = CASE_TABLE[name]
-        folder = CASES / name
-        folder.mkdir(exist_ok=True)
+    every = {**CASE_TABLE, **FOREIGN_TABLE}
+    for name in wanted or list(every):
+        config, length = every[name]
+        folder = (CASES if name in CASE_TABLE else FOREIGN) / name
+        folder.mkdir(parents=True, exist_ok=True)
         write_tokenizer(folder)
         ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(PROMPT).ids[:length]
         assert len(ids) == length, len(ids)

@@ -31,7 +31,8 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             found[f"{layer}.self_attn.{name}"] = shape
         for name, shape in (_sparse if _has_experts(config, i) else _mlp)(config).items():
             found[f"{layer}.mlp.{name}"] = shape
-        found[f"{layer}.input_layernorm.weight"] = (hidden,)
+        first = "post_feedforward" if config["model_type"] == "olmo2" else "input"
+        found[f"{layer}.{first}_layernorm.weight"] = (hidden,)
         found[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
     found["model.norm.weight"] = (hidden,)
     if not config.get("tie_word_embeddings"):
@@ -56,6 +57,8 @@ def _attention(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         found["o_proj.bias"] = (hidden,)
     if family in ("qwen3", "qwen3_moe") or config.get("use_qk_norm"):
         found["q_norm.weight"] = found["k_norm.weight"] = (dim,)
+    if family == "olmo2":
+        found["q_norm.weight"], found["k_norm.weight"] = (heads * dim,), (kv_heads * dim,)
     if family == "gpt_oss":
         found["sinks"] = (heads,)
     return found

@@ -124,6 +124,7 @@ def test_the_help_shows_what_a_command_uses_in_units(capsys: pytest.CaptureFixtu
     assert flags_and_text("ls")[0] == {*place, "--json"}
     assert flags_and_text("rm")[0] == {*place, "--yes"}
     counted = {"--context", "--dtype", "--max-rows", "--prefill-chunk", "--prefix-cache-bytes"}
+    counted |= {"--kv-cache", "--kv-start"}
     assert flags_and_text("fit")[0] == place | counted
     served = flags_and_text("serve")[1]
     assert "reuse; 0 = off (default 1 GiB)" in served

@@ -155,7 +155,10 @@ def test_fit_shows_the_arithmetic_and_tells_by_its_exit_code(
     [
         ({"num_hidden_layers": -2}, "num_hidden_layers is -2"),
         ({"hidden_size": "64"}, "hidden_size is '64'"),
-        ({"model_type": "gemma2"}, "family 'gemma2' is not supported, only llama, mistral, ministral3"),
+        (
+            {"model_type": "unheard"},
+            "family 'unheard' is not supported: native are llama, mistral, ministral3",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_served_never_fits_and_every_command_says_why(
@@ -171,4 +174,4 @@ def test_a_model_that_cannot_be_served_never_fits_and_every_command_says_why(
     assert run("ls") == 0
     out = capsys.readouterr().out
     assert told in out
-    assert out.splitlines()[1].split()[-1] == ("extra" if "model_type" in config else "broken")
+    assert out.splitlines()[1].split()[-1] == ("unsupported" if "model_type" in config else "broken")

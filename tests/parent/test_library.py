@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from parent.library import catalog, families
 from parent.library.catalog import (
     ModelEntry,
     default_entry,
@@ -17,6 +18,7 @@ from parent.library.catalog import (
 )
 from parent.library.families import FAMILIES
 from shared.errors import Refused
+from shared.kv_layout import kv_bytes, kv_layers
 from tests.parent.models import scan, write_model
 
 
@@ -105,29 +107,28 @@ def test_a_config_that_cannot_be_counted_with_is_listed_with_the_key_at_fault(
 
 
 @pytest.mark.parametrize(
-    ("family", "server"),
+    ("family", "told"),
     [
-        ("gemma2", "(mlx-lm serves it)"),
-        ("qwen2_vl", "(mlx-vlm serves it)"),
-        ("unheard", "another server"),
+        ("gemma2", "'gemma2' is not a native one; the extra mlx-lm serves it: pip install 'mlxd[mlx-lm]'"),
+        ("smolvlm", "'smolvlm' is not supported: native are llama, mistral"),
+        ("smolvlm", "mlx-lm is not known to have it; mlx-vlm has it"),
+        ("unheard", "mlx-lm is not known to have it; choose a model of one of these, or another server"),
     ],
 )
 def test_an_unsupported_family_is_listed_with_what_is_supported_and_what_would_serve_it(
-    tmp_path: Path, family: str, server: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, told: str
 ) -> None:
+    monkeypatch.setattr(families, "mlx_lm_version", lambda: "")
     write_model(models(tmp_path) / "tiny", model_type=family)
     (entry,) = scan(tmp_path)
     assert entry.unsupported
-    assert f"{family!r} is not supported, only llama, mistral" in entry.error
-    assert entry.error.endswith(server)
+    assert told in entry.error
 
 
 def test_the_families_are_those_of_the_worker() -> None:
     from worker.models import FAMILIES as HELD
 
     assert set(FAMILIES) == set(HELD)
-    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-    assert [family for family in FAMILIES if f"`{family}`" not in readme] == []
 
 
 def test_a_folder_is_named_by_its_path_and_nothing_else_is_one(
@@ -158,22 +159,53 @@ def test_weights_with_fewer_layers_than_the_config_says_are_a_broken_model(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("family", "support", "note"),
+    ("family", "version", "support", "note"),
     [
-        ("llama", "native", ""),
-        ("gemma2", "extra", "mlx-lm has the family gemma2"),
-        ("qwen2_vl", "extra", "mlx-vlm has the family qwen2_vl"),
-        ("unheard", "unsupported", "family 'unheard' is not supported"),
+        ("llama", "", "native", ""),
+        ("gemma2", "", "extra", "the extra mlx-lm serves it: pip install"),
+        ("gemma2", "0.32.2", "extra", "by the extra mlx-lm 0.32.2"),
+        ("smolvlm", "0.32.2", "unsupported", "mlx-vlm has it"),
+        ("unheard", "0.32.2", "unsupported", "family 'unheard' is not supported"),
     ],
 )
 def test_an_entry_says_what_would_serve_it_and_has_its_facts_all_the_same(
-    tmp_path: Path, family: str, support: str, note: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, version: str, support: str, note: str
 ) -> None:
+    for module in (families, catalog):
+        monkeypatch.setattr(module, "mlx_lm_version", lambda: version)
     entry = read_entry(write_model(tmp_path / "x", model_type=family), "x")
     assert entry.support == support
     assert note in entry.support_note
+    assert bool(entry.error) == (support == "unsupported" or (support == "extra" and not version))
     assert (entry.family, entry.bytes, entry.context, entry.modalities) == (family, 12800, 512, ["text"])
     assert entry.dtypes == {"BF16": 12800}
+
+
+def test_a_family_that_is_not_ours_is_billed_as_if_all_layers_kept_all_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = ["sliding_attention", "linear_attention"]
+    folder = write_model(tmp_path / "x", model_type="gemma2", layer_types=kinds, sliding_window=16)
+    entry = read_entry(folder, "x")
+    assert entry.kv_bytes_per_token == read_entry(write_model(tmp_path / "y"), "y").kv_bytes_per_token > 0
+    assert kv_bytes(kv_layers(entry.config), 100) == 100 * kv_bytes(kv_layers(entry.config), 1)
+
+
+def test_sizes_are_found_under_other_names_and_what_cannot_be_counted_with_is_not() -> None:
+    gpt2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 64, "vocab_size": 99}
+    counted = families.foreign_config(gpt2)
+    assert (counted["num_hidden_layers"], counted["head_dim"], counted["intermediate_size"]) == (2, 16, 256)
+    assert families.foreign_config({"model_type": "gpt2", "n_layer": 2}) == {}
+
+
+def test_a_model_with_an_interpreter_of_its_own_is_for_its_worker_to_judge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(families, "mlx_lm_version", lambda: "")
+    for family, refused in (("gemma2", False), ("unheard", True)):
+        entry = read_entry(write_model(tmp_path / family, model_type=family), "x")
+        assert catalog.by_another_python(entry, "") == entry
+        assert bool(catalog.by_another_python(entry, "/opt/v/bin/python").error) == refused
 
 
 def test_weights_of_another_tools_quantization_are_unsupported_and_not_broken(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ kv_start = 64
 check_prefix = true
 kv_bytes = 1000
 dtype = "float16"
+provider = "mlx-lm"
 python = "/opt/v/bin/python"
 [models."org/name".profiles.creative]
 temperature = 1
@@ -64,6 +65,7 @@ def test_every_key_of_a_model_and_a_profile_is_read_in_its_unit(tmp_path: Path) 
             check_prefix=True,
             kv_bytes=1000,
             dtype="float16",
+            provider="mlx-lm",
             python="/opt/v/bin/python",
             profiles={
                 "creative": Profile(

@@ -223,7 +223,7 @@ class Engine:
 
         assert self._loaded is not None
         assert self._scheduler is not None
-        model, scheduler = self._loaded.model, self._scheduler
+        model, scheduler, start_waits = self._loaded.model, self._scheduler, runner.start_waits()
         pending: runner.Pending | None = None
         while True:
             if not self._take(wait=False):
@@ -244,8 +244,12 @@ class Engine:
                 continue
             self._step_began = time.monotonic()
             self._emit(outputs)
-            begun = runner.run(model, step) if step else None
-            if pending is not None:
+            begun = runner.build(model, step) if step else None
+            if pending is not None and start_waits:
+                self._finish(pending)
+            if begun is not None:
+                runner.start(begun)
+            if pending is not None and not start_waits:
                 self._finish(pending)
             if begun is not None:
                 runner.finish(begun)  # a grammar has seen the tokens before by now

@@ -25,7 +25,7 @@ class Pace:
         self._decoded = self._prefilled = False
         self._decode_s = 0.0  # a step without prefill
         self._token_s = 0.0  # what a prompt token adds to a step
-        self._owed_s = 0.0  # by prefill to the rows that decode
+        self._owed_s = 0.0  # by prefill to the rows that decode; below 0: by them, of one step at most
 
     def step(self, took_s: float, num_prefill: int, chunk: int, *, decoded: bool = False) -> None:
         """A step was waited for; `num_prefill` of a chunk's tokens were in it, and rows that decode if `decoded`."""
@@ -34,7 +34,7 @@ class Pace:
                 self._slowest_decode_s = max(self._slowest_decode_s, took_s)
                 self._decode_s = _mixed(self._decode_s, took_s)
             self._decoded = True
-            self._owed_s = max(0.0, self._owed_s - took_s * SHARE)
+            self._pay(took_s * SHARE)
         else:
             if num_prefill * SHORT_CHUNK >= chunk:
                 if self._prefilled:
@@ -42,19 +42,25 @@ class Pace:
                 self._prefilled = True
             extra_s = max(0.0, took_s - self._decode_s) if decoded else took_s
             self._token_s = _mixed(self._token_s, extra_s / num_prefill)
-            self._owed_s = self._owed_s + extra_s - self._decode_s * SHARE if decoded else 0.0
-            self._owed_s = max(0.0, self._owed_s)
+            if decoded:
+                self._pay(self._decode_s * SHARE - extra_s)
+            else:
+                self._owed_s = 0.0
         if self.slowest_s:
             self.slowest_s = max(self.slowest_s, self._slowest_decode_s)
 
     def budget(self, chunk: int) -> int:
         """Prompt tokens that the next step may have while rows decode, at most `chunk`; 0: it is their turn alone."""
-        if self._owed_s > 0:
-            return 0
         least = min(LEAST, chunk)
         if not self._decode_s or not self._token_s:
-            return max(least, chunk // SHORT_CHUNK)
-        return max(least, min(chunk, int(self._decode_s * SHARE / self._token_s)))
+            return 0 if self._owed_s > 0 else max(least, chunk // SHORT_CHUNK)
+        count = int((self._decode_s * SHARE - self._owed_s) / self._token_s)
+        if count < least and self._owed_s > 0:
+            return 0
+        return max(least, min(chunk, count))
+
+    def _pay(self, seconds: float) -> None:
+        self._owed_s = max(self._owed_s - seconds, -self._decode_s * SHARE)
 
 
 def _mixed(old: float, new: float) -> float:

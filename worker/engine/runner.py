@@ -69,8 +69,13 @@ class Pending:
             mx.clear_cache()
 
 
-def run(model: Any, step: Step) -> Pending:
-    """Build the graph of `step` and start its evaluation; `finish` follows where a row has a grammar."""
+def start_waits() -> bool:
+    """Whether `start` comes back only when the step is nearly through: on CPU mlx runs few operations ahead."""
+    return bool(mx.default_device().type == mx.DeviceType.cpu)
+
+
+def build(model: Any, step: Step) -> Pending:
+    """The graph of `step`, up to the draw, or to the logits where a row has a grammar. `start` follows."""
     pending = Pending(step.num_prefill, bool(step.decode))
     ids: list[mx.array] = [newest(step.decode)] if step.decode else []
     parts: list[tuple[list[Any], int]] = [(row.caches or [], 1) for row in step.decode]
@@ -90,11 +95,15 @@ def run(model: Any, step: Step) -> Pending:
     for row, _ in step.prefill:
         if row.num_to_prefill > 0:
             pending.chunk += [array for cache in row.caches or [] for array in cache.arrays()]
-    if pending.logits is None or any(row.constraint is not None for row in pending.rows):
-        _async_eval(*pending.chunk, *([] if pending.logits is None else [pending.logits]))
-    else:
-        finish(pending)
+    if all(row.constraint is None for row in pending.rows):
+        _draw(pending)
     return pending
+
+
+def start(pending: Pending) -> None:
+    """Start the evaluation of what was built; `finish` follows where a row has a grammar."""
+    drawn = [] if pending.drawn is None else pending.drawn.arrays()
+    _async_eval(*pending.chunk, *drawn, *([] if pending.logits is None else [pending.logits]))
 
 
 def finish(pending: Pending) -> None:
@@ -102,6 +111,13 @@ def finish(pending: Pending) -> None:
 
     Every token before them has been read where a row has a grammar. Rows that ended meanwhile are left out.
     """
+    if pending.logits is not None:
+        _draw(pending)
+        if pending.drawn is not None:
+            _async_eval(*pending.drawn.arrays())
+
+
+def _draw(pending: Pending) -> None:
     logits, pending.logits = pending.logits, None
     if logits is None:
         return
@@ -116,4 +132,3 @@ def finish(pending: Pending) -> None:
     pending.drawn = draw(logits, pending.rows, allowed)
     for place, row in enumerate(pending.rows):
         row.token = (pending.drawn.tokens, place)
-    _async_eval(*pending.chunk, *pending.drawn.arrays())

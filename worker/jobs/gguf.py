@@ -41,20 +41,21 @@ TYPES: Mapping[int, TensorType] = {
     1: TensorType("F16", 1, 2),
     2: TensorType("Q4_0", 32, 18),
     3: TensorType("Q4_1", 32, 20),
+    6: TensorType("Q5_0", 32, 22),
+    7: TensorType("Q5_1", 32, 24),
     8: TensorType("Q8_0", 32, 34),
+    10: TensorType("Q2_K", 256, 84),
+    11: TensorType("Q3_K", 256, 110),
+    12: TensorType("Q4_K", 256, 144),
+    13: TensorType("Q5_K", 256, 176),
+    14: TensorType("Q6_K", 256, 210),
     30: TensorType("BF16", 1, 2),
+    39: TensorType("MXFP4", 32, 17),
 }
 """The tensor types that can be converted, by the number they have in the file."""
 
 OTHER_TYPES: Mapping[int, str] = {
-    6: "Q5_0",
-    7: "Q5_1",
     9: "Q8_1",
-    10: "Q2_K",
-    11: "Q3_K",
-    12: "Q4_K",
-    13: "Q5_K",
-    14: "Q6_K",
     15: "Q8_K",
     16: "IQ2_XXS",
     17: "IQ2_XS",
@@ -72,7 +73,6 @@ OTHER_TYPES: Mapping[int, str] = {
     29: "IQ1_M",
     34: "TQ1_0",
     35: "TQ2_0",
-    39: "MXFP4",
 }
 """Names of the others, to refuse them by."""
 

@@ -24,6 +24,18 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDINGS}"
+    rf"|\p{{N}}{{1,3}}{_REST}"
+)
+_TEKKEN = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}{_REST}"
+_DEEPSEEK = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def _byte_level(*patterns: str) -> Any:
@@ -42,10 +54,14 @@ PRE_TOKENIZERS: Mapping[str, Callable[[], Any]] = {
     "gpt-2": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
     "llama-bpe": lambda: _byte_level(_LLAMA3),
     "qwen2": lambda: _byte_level(_QWEN2),
+    "gpt-4o": lambda: _byte_level(_GPT4O),
+    "glm4": lambda: _byte_level(_LLAMA3),
+    "tekken": lambda: _byte_level(_TEKKEN),
+    "deepseek-v3": lambda: _byte_level(r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", _DEEPSEEK),
     # what llama.cpp does with files from before pre-tokenizers had names
     "default": lambda: _byte_level(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
 }
-_ALIASES = {"llama3": "llama-bpe", "llama-v3": "llama-bpe"}
+_ALIASES = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "chatglm-bpe": "glm4"}
 
 
 class Vocabulary:
@@ -143,7 +159,7 @@ def _bpe(vocabulary: Vocabulary) -> tuple[Tokenizer, bool]:
         raise Unsupported(
             f"pre-tokenizer {name!r} cannot be converted; known are {', '.join(PRE_TOKENIZERS)}"
         )
-    llama3 = name == "llama-bpe"
+    llama3 = name in ("llama-bpe", "tekken")
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
     try:
         tokenizer = Tokenizer(BPE(ids, vocabulary.merges(), ignore_merges=llama3))

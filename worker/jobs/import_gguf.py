@@ -1,42 +1,41 @@
-"""Converts a llama-family GGUF file to a model directory in the hub's layout.
+"""Converts a GGUF file of a family that is ours to a model directory in the hub's layout.
 
-Tensors go through in slabs of rows, so memory stays small whatever the size of the model. The quantized types
-are kept bit for bit as MLX affine quantization, or dequantized exactly to float32 (rounded once to 16 bit).
+Tensors go through in slabs of rows, so memory stays small whatever the size of the model. Quantized types are
+dequantized exactly to float32 (rounded once to 16 bit), or kept as MLX's quantization: bit for bit where it has the
+like, quantized anew where it has not; the job's result and the model's card say what that loses.
 """
 
 import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shared.errors import ErrorCode, Refused, refuse
 from shared.jobs import ImportGguf, JobDone, JobStage
 from shared.units import format_bytes
 from shared.version import VERSION
-from worker.jobs import gguf_blocks, gguf_llama, gguf_tokenizer, safetensors_writer
+from worker.jobs import gguf_blocks, gguf_tokenizer, safetensors_writer
 from worker.jobs.context import JobContext, make_scratch, publish, require_space
-from worker.jobs.gguf import Gguf, GgufError, GgufTensor, Unsupported, parse
-from worker.jobs.gguf_blocks import BITS, Bytes
-from worker.jobs.safetensors_writer import Buffer, Planned
+from worker.jobs.gguf import Gguf, GgufError, Unsupported, parse
+from worker.jobs.gguf_blocks import Bytes
+from worker.jobs.gguf_config import ROPE_FREQS, ROPE_LONG, ROPE_SHORT, Facts
+from worker.jobs.gguf_families import FAMILIES, Family, config_of
+from worker.jobs.gguf_plan import (
+    DTYPES,
+    SLAB_BYTES,
+    Losses,
+    Target,
+    choose_target,
+    plan_tensors,
+    quantization_of,
+)
+from worker.jobs.safetensors_writer import Planned
 
-SLAB_BYTES = 32 << 20
 SPARE_BYTES = 64 << 20  # tokenizer, configs, and not to fill a disk to the last byte
-DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-
-
-@dataclass(frozen=True)
-class Target:
-    """What to write: the float type, and whether quantized tensors stay so."""
-
-    dtype: str
-    quantized: bool
 
 
 def run(spec: ImportGguf, ctx: JobContext) -> JobDone:
@@ -77,18 +76,20 @@ def _os_refusal(error: OSError, source: Path, output: Path) -> Refused:
 def _convert(spec: ImportGguf, ctx: JobContext, gguf: Gguf, data: Bytes, output: Path) -> JobDone:
     source = Path(spec.source)
     architecture = gguf.metadata.get("general.architecture")
-    if architecture != gguf_llama.ARCHITECTURE:
-        raise Unsupported(f"architecture {architecture!r} cannot be converted; 'llama' can")
-    target = choose_target(gguf, spec.dtype)
-    config = gguf_llama.config_of(gguf, _rope_factors(gguf, data))
-    plan = plan_tensors(gguf, data, config, target)
+    family = FAMILIES.get(str(architecture))
+    if family is None:
+        raise Unsupported(f"architecture {architecture!r} cannot be converted; {', '.join(FAMILIES)} can")
+    target = choose_target(gguf, spec.dtype, on_cpu=spec.dtype == "auto" and _runs_on_cpu())
+    config = config_of(family, Facts(gguf, _tables(gguf, data)))
+    losses = Losses()
+    plan = plan_tensors(gguf, data, family, config, target, losses)
     total = sum(tensor.num_bytes for tensor in plan)
     scratch = make_scratch(output)
     try:
         require_space(scratch, total + SPARE_BYTES)
         # first what may be refused, then the long work
         gguf_tokenizer.write(gguf.metadata, scratch, config["max_position_embeddings"])
-        _write_json(scratch / "config.json", _finish_config(config, gguf, target))
+        _write_json(scratch / "config.json", _finish_config(config, gguf, family, target))
         _write_json(scratch / "generation_config.json", _generation_config(config, gguf.metadata))
         digest = _sha256(data, ctx)
         done = 0
@@ -110,6 +111,7 @@ def _convert(spec: ImportGguf, ctx: JobContext, gguf: Gguf, data: Bytes, output:
                 "dtype": target.dtype,
                 "source_sha256": digest,
                 "tool": f"mlxd {VERSION}",
+                **({"relative_rms_error": lost} if (lost := losses.relative()) else {}),
             },
         )
         ctx.check()
@@ -118,23 +120,8 @@ def _convert(spec: ImportGguf, ctx: JobContext, gguf: Gguf, data: Bytes, output:
         shutil.rmtree(scratch, ignore_errors=True)
     ctx.emit(JobStage("convert", total, total))
     shape = "quantized, " if target.quantized else ""
-    return JobDone(str(output), f"{len(gguf.tensors)} tensors, {shape}{target.dtype}, {format_bytes(total)}")
-
-
-def choose_target(gguf: Gguf, asked: str) -> Target:
-    """What to write for `dtype` as it was asked for; "auto" looks at the device."""
-    if asked in DTYPES:
-        return Target(asked, quantized=False)
-    if asked == "auto" and _runs_on_cpu():
-        return Target("float32", quantized=False)
-    kinds = {tensor.type.name for tensor in gguf.tensors.values() if len(tensor.shape) == 2}
-    if kinds & BITS.keys():
-        return Target("float16", quantized=True)  # what the file's scales are
-    sizes: dict[str, int] = {}
-    for tensor in gguf.tensors.values():
-        sizes[tensor.type.name] = sizes.get(tensor.type.name, 0) + tensor.num_bytes
-    largest = max(sizes, key=sizes.__getitem__)
-    return Target({"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[largest], quantized=False)
+    told = f"{len(gguf.tensors)} tensors, {shape}{target.dtype}, {format_bytes(total)}"
+    return JobDone(str(output), "; ".join(filter(None, (told, losses.told()))))
 
 
 def _runs_on_cpu() -> bool:
@@ -143,122 +130,22 @@ def _runs_on_cpu() -> bool:
     return bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
-def plan_tensors(gguf: Gguf, data: Bytes, config: dict[str, Any], target: Target) -> list[Planned]:
-    """Everything to write, in the file's order. Raises `GgufError` for a tensor that does not belong."""
-    heads, kv_heads, dim = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
-    plan: list[Planned] = []
-    for tensor in gguf.tensors.values():
-        if tensor.name == gguf_llama.ROPE_FREQS:
-            continue
-        name = gguf_llama.hf_name(tensor.name)
-        count = tensor.shape[0]
-        order = gguf_llama.row_order(tensor.name, count, heads, kv_heads)
-        if order is not None and count != (heads if ".attn_q." in tensor.name else kv_heads) * dim:
-            raise GgufError(f"tensor {tensor.name} has {count} rows, which are not heads of {dim} values")
-        plan += _planned(name, tensor, gguf_blocks.row_view(data, tensor), order, target)
-    plan += _missing_biases(config, {tensor.name for tensor in plan}, target)
-    return plan
+def _tables(gguf: Gguf, data: Bytes) -> dict[str, list[float]]:
+    """The tensors that say how queries and keys are turned, which become part of the config."""
+    found: dict[str, list[float]] = {}
+    for name in (ROPE_FREQS, ROPE_LONG, ROPE_SHORT):
+        if tensor := gguf.tensors.get(name):
+            rows = gguf_blocks.row_view(data, tensor)
+            found[name] = gguf_blocks.dequantize(rows, tensor.type.name)[0].tolist()
+    return found
 
 
-def _planned(
-    name: str, tensor: GgufTensor, rows: Bytes, order: list[int] | None, target: Target
-) -> list[Planned]:
-    kind, shape = tensor.type.name, tensor.shape
-    float_dtype = DTYPES[target.dtype]
-    if len(shape) == 1:
-        permuted = None if order is None else np.array(order)
-
-        def vector() -> Iterator[Buffer]:
-            values = gguf_blocks.dequantize(rows, kind)[0]
-            yield _bytes(_as_target(values if permuted is None else values[permuted], name, target))
-
-        return [Planned(name, float_dtype, shape, vector)]
-    if not (target.quantized and kind in BITS):
-        return [Planned(name, float_dtype, shape, lambda: _dense(rows, kind, order, name, target))]
-    module, groups = name.removesuffix(".weight"), shape[-1] // gguf_blocks.GROUP
-
-    def codes() -> Iterator[Buffer]:
-        for slab in _slabs(rows, order):
-            yield _bytes(gguf_blocks.packed(slab, kind))
-
-    def scales() -> Iterator[Buffer]:
-        for slab in _slabs(rows, order):
-            yield _bytes(_as_target(gguf_blocks.scales_of(slab, kind), name, target))
-
-    def biases() -> Iterator[Buffer]:
-        for slab in _slabs(rows, order):
-            yield _bytes(_as_target(gguf_blocks.biases_of(slab, kind), name, target))
-
-    return [
-        Planned(name, "U32", (shape[0], shape[1] * BITS[kind] // 32), codes),
-        Planned(f"{module}.scales", float_dtype, (shape[0], groups), scales),
-        Planned(f"{module}.biases", float_dtype, (shape[0], groups), biases),
-    ]
-
-
-def _dense(rows: Bytes, kind: str, order: list[int] | None, name: str, target: Target) -> Iterator[Buffer]:
-    for slab in _slabs(rows, order):
-        yield _bytes(_as_target(gguf_blocks.dequantize(slab, kind), name, target))
-
-
-def _slabs(rows: Bytes, order: list[int] | None) -> Iterator[Bytes]:
-    """The rows in the order wanted, some MB at a time."""
-    step = max(1, SLAB_BYTES // (rows.shape[1] * 8))  # a slab grows up to eightfold in float32
-    for begin in range(0, len(rows), step):
-        yield rows[begin : begin + step] if order is None else rows[order[begin : begin + step]]
-
-
-def _as_target(values: NDArray[np.float32], name: str, target: Target) -> NDArray[Any]:
-    with np.errstate(over="ignore"):
-        cast = gguf_blocks.to_dtype(values, target.dtype)
-    if target.dtype == "float16" and not np.isfinite(cast).all() and np.isfinite(values).all():
-        raise Unsupported(f"tensor {name} has values that float16 cannot hold; choose --dtype float32")
-    return cast
-
-
-def _bytes(values: NDArray[Any]) -> Buffer:
-    return np.ascontiguousarray(values).data.cast("B")
-
-
-def _missing_biases(config: dict[str, Any], names: set[str], target: Target) -> list[Planned]:
-    """transformers has biases on all four attention matrices or none; a GGUF may leave out the last one."""
-    if not config["attention_bias"]:
-        return []
-    hidden = config["hidden_size"]
-    zeros = _bytes(_as_target(np.zeros(hidden, np.float32), "a bias", target))
-    wanted = [f"model.layers.{i}.self_attn.o_proj.bias" for i in range(config["num_hidden_layers"])]
-    dtype = DTYPES[target.dtype]
-    return [Planned(name, dtype, (hidden,), lambda: iter([zeros])) for name in wanted if name not in names]
-
-
-def _rope_factors(gguf: Gguf, data: Bytes) -> Sequence[float] | None:
-    tensor = gguf.tensors.get(gguf_llama.ROPE_FREQS)
-    if tensor is None:
-        return None
-    values: list[float] = gguf_blocks.dequantize(gguf_blocks.row_view(data, tensor), tensor.type.name)[
-        0
-    ].tolist()
-    return values
-
-
-def _finish_config(config: dict[str, Any], gguf: Gguf, target: Target) -> dict[str, Any]:
-    """Adds dtype and, for a quantized target, MLX's quantization dict with its exceptions."""
+def _finish_config(config: dict[str, Any], gguf: Gguf, family: Family, target: Target) -> dict[str, Any]:
+    """Adds dtype and, for a quantized target, MLX's quantization dict."""
     config = {**config, "dtype": target.dtype, "torch_dtype": target.dtype}
     if not target.quantized:
         return config
-    bits = {
-        gguf_llama.hf_name(tensor.name).removesuffix(".weight"): BITS.get(tensor.type.name)
-        for tensor in gguf.tensors.values()
-        if len(tensor.shape) == 2
-    }
-    counted = [each for each in bits.values() if each]
-    usual = max(set(counted), key=counted.count)
-    quantization: dict[str, Any] = {"group_size": gguf_blocks.GROUP, "bits": usual, "mode": "affine"}
-    for module, each in bits.items():
-        if each is None:
-            quantization[module] = False
-        elif each != usual:
-            quantization[module] = {"group_size": gguf_blocks.GROUP, "bits": each, "mode": "affine"}
+    quantization = quantization_of(gguf, family, config["num_hidden_layers"])
     return {**config, "quantization": quantization, "quantization_config": quantization}
 
 

@@ -59,16 +59,21 @@ class Rotation:
         cosines = mx.concatenate([cos, cos], axis=-1).astype(dtype)
         sines = mx.concatenate([-sin, sin], axis=-1).astype(dtype)
         interleaved = self.interleaved
+        pair = (*cosines.shape[:-1], 2, half)
+        cosine_pairs, sine_pairs = cosines.reshape(pair), sines.reshape(pair)
 
         def rotate(x: mx.array) -> mx.array:
+            if dims == x.shape[-1] and not interleaved:  # the halves swap in place, without a copy
+                pairs = x.reshape(*x.shape[:-1], 2, half)
+                return (pairs * cosine_pairs + pairs[..., ::-1, :] * sine_pairs).reshape(x.shape)
             rest = x[..., dims:] if dims < x.shape[-1] else None
             if interleaved:
                 low, high = x[..., 0:dims:2], x[..., 1:dims:2]
             else:
                 low, high = x[..., :half], x[..., half:dims]
-            whole = rest is None and not interleaved
-            turned = x if whole else mx.concatenate([low, high], axis=-1)
-            turned = turned * cosines + mx.concatenate([high, low], axis=-1) * sines
+            turned = (
+                mx.concatenate([low, high], axis=-1) * cosines + mx.concatenate([high, low], axis=-1) * sines
+            )
             return turned if rest is None else mx.concatenate([turned, rest], axis=-1)
 
         return rotate

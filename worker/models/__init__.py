@@ -26,6 +26,7 @@ from worker.models import (
     qwen3_moe,
     smollm3,
 )
+from worker.providers import choose_provider
 from worker.weights import Progress, Weights
 
 
@@ -85,13 +86,17 @@ _SAFETENSORS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its weights in memory. `dtype`: of the activations. `weights_bytes`: as held, measured."""
+    """A model with its weights in memory. `dtype`: of the activations. `weights_bytes`: as held, measured.
+
+    `provider`: whose graph it is, native or mlx-lm; the caches of a native one can be written to disk.
+    """
 
     model: DecoderModel
     checkpoint: Checkpoint
     dtype: mx.Dtype
     quantization: str
     weights_bytes: int
+    provider: str = "native"
 
 
 def load_model(
@@ -100,24 +105,21 @@ def load_model(
     dtype: str = "auto",
     kv_cache: str = "auto",
     kv_start: int = 0,
+    provider: str = "auto",
     on_progress: Progress | None = None,
 ) -> LoadedModel:
     """Load the model directory at `path`. Raises `Refused` (bad_checkpoint, unsupported).
 
-    `kv_cache`, `kv_start`: as in the launch record. `dtype` "auto": float32 on mlx's CPU backend, the checkpoint's
-    own elsewhere. `on_progress(done, total)` in bytes. Call it on the thread that will run the model.
+    `kv_cache`, `kv_start`, `provider`: as in the launch record. `dtype` "auto": float32 on mlx's CPU backend, the
+    checkpoint's own elsewhere. `on_progress(done, total)` in bytes. Call it on the thread that will run the model.
     """
     checkpoint = inspect(path)
-    build = FAMILIES.get(checkpoint.model_type)
-    if build is None:
-        raise refuse(
-            ErrorCode.UNSUPPORTED,
-            f"{path}: model family {checkpoint.model_type!r} is not supported; supported are "
-            f"{', '.join(FAMILIES)} (mlx_lm.server serves more)",
-        )
+    provider = choose_provider(checkpoint, provider, FAMILIES)
     chosen = choose_dtype(checkpoint, dtype)
+    if provider != "native":
+        return _through_mlx_lm(checkpoint, chosen, kv_cache, on_progress)
     weights = Weights(checkpoint, chosen)
-    model = build(checkpoint, weights)
+    model = FAMILIES[checkpoint.model_type](checkpoint, weights)
     weights.finish()
     try:
         model.layout = kept_as(checkpoint.config, kv_cache, kv_start)
@@ -127,6 +129,22 @@ def load_model(
         ) from None
     num_bytes = weights.materialise(on_progress)
     return LoadedModel(model, checkpoint, chosen, checkpoint.quantization, num_bytes)
+
+
+def _through_mlx_lm(
+    checkpoint: Checkpoint, dtype: mx.Dtype, kv_cache: str, on_progress: Progress | None
+) -> LoadedModel:
+    """The model with mlx-lm's graph. Its caches keep tokens as they come."""
+    from worker.providers import mlx_lm_model  # only here: most workers do without
+
+    if kv_cache not in ("auto", "full"):
+        raise refuse(
+            ErrorCode.UNSUPPORTED,
+            f"{checkpoint.path}: kv_cache {kv_cache}: models of provider mlx-lm keep tokens as they come; choose full",
+            param="kv_cache",
+        )
+    model, num_bytes = mlx_lm_model.load(checkpoint, dtype, on_progress)
+    return LoadedModel(model, checkpoint, dtype, checkpoint.quantization, num_bytes, "mlx-lm")
 
 
 def choose_dtype(checkpoint: Checkpoint, asked: str) -> mx.Dtype:

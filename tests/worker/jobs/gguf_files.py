@@ -9,7 +9,23 @@ from numpy.typing import NDArray
 
 from tests.oracles import checkpoints, weights
 
-NUMBERS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "BF16": 30, "Q4_K": 12, "IQ2_XS": 17}
+NUMBERS = {
+    "F32": 0,
+    "F16": 1,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_0": 6,
+    "Q5_1": 7,
+    "Q8_0": 8,
+    "Q2_K": 10,
+    "Q3_K": 11,
+    "Q4_K": 12,
+    "Q5_K": 13,
+    "Q6_K": 14,
+    "IQ2_XS": 17,
+    "BF16": 30,
+    "MXFP4": 39,
+}
 
 
 class Raw:

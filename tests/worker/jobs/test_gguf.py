@@ -153,7 +153,7 @@ def test_a_damaged_file_is_refused(name: str) -> None:
     [
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1; versions 2 and 3"),
-        (with_tensor(kind=12), "tensor t is of type Q4_K.*accepted are F32, F16, Q4_0, Q4_1, Q8_0, BF16"),
+        (with_tensor(kind=17), "tensor t is of type IQ2_XS.*accepted are F32, F16, Q4_0, Q4_1, Q5_0"),
         (with_tensor(kind=17), "of type IQ2_XS"),
         (with_tensor(kind=200), "unknown number 200"),
     ],

@@ -51,6 +51,10 @@ def words(name: str, text: str) -> list[str]:
         ("llama-bpe", "WE'VE 12345 cats", ["WE", "'VE", " ", "123", "45", " cats"]),
         ("llama-bpe", "a\n\n  b!?\n", ["a", "\n\n", " ", " b", "!?\n"]),
         ("qwen2", "We've 123 (cats)", ["We", "'ve", " ", "1", "2", "3", " (", "cats", ")"]),
+        ("gpt-4o", "WORLD's heLLo 12345 a/b", ["WORLD's", " he", "LLo", " ", "123", "45", " a", "/b"]),
+        ("glm4", "WORLD's 12345 a/b", ["WORLD", "'s", " ", "123", "45", " a", "/b"]),
+        ("tekken", "WORLD's heLLo 123", ["WORLD", "'s", " he", "LLo", " ", "1", "2", "3"]),
+        ("deepseek-v3", "x 1234  日本語です", ["x", " ", "123", "4", "  ", "日本語です"]),
         ("default", "a+b 12345", ["a", "+", "b", " ", "123", "45"]),
     ],
 )

@@ -166,20 +166,20 @@ def set_tensor(name: str, raw: Raw) -> Callable[[dict[str, Any], dict[str, Raw]]
     return lambda metadata, tensors: tensors.update({name: raw})
 
 
-Q4_K = Raw("Q4_K", (2, 256), b"\0" * 288, np.zeros((2, 256), np.float32))
+IQ2_XS = Raw("IQ2_XS", (2, 256), b"\0" * 148, np.zeros((2, 256), np.float32))
 ONE = floats("F32", np.ones(4, np.float32))
 
 REFUSED: dict[str, tuple[Callable[[dict[str, Any], dict[str, Raw]], None], ErrorCode, str]] = {
     "other architecture": (
-        set_meta(general__architecture="qwen3"),
+        set_meta(general__architecture="rwkv7"),
         ErrorCode.UNSUPPORTED,
-        "architecture 'qwen3' cannot be converted",
+        "architecture 'rwkv7' cannot be converted; llama, mistral3",
     ),
     "no architecture": (set_meta(general__architecture=...), ErrorCode.UNSUPPORTED, "architecture None"),
     "tensor type": (
-        set_tensor("blk.0.ffn_up.weight", Q4_K),
+        set_tensor("blk.0.ffn_up.weight", IQ2_XS),
         ErrorCode.UNSUPPORTED,
-        "blk.0.ffn_up.weight is of type Q4_K, which cannot be converted; accepted are F32",
+        "blk.0.ffn_up.weight is of type IQ2_XS, which cannot be converted; accepted are F32",
     ),
     "foreign tensor": (
         set_tensor("blk.0.strange.weight", ONE),

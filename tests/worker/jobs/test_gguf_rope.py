@@ -7,13 +7,22 @@ import numpy as np
 import pytest
 
 from shared.model_config import normalise
-from worker.jobs.gguf import GgufError
-from worker.jobs.gguf_llama import llama3_factors, rope_parameters
+from worker.jobs.gguf import Gguf, GgufError
+from worker.jobs.gguf_config import ROPE_FREQS, Facts, llama3_factors
+from worker.jobs.gguf_config import rope_parameters as read_rope
 from worker.layers.rope import make_rope
 
 BASE: dict[str, Any] = {"llama.rope.freq_base": 500000.0}
 CONFIG = {"max_position_embeddings": 8192, "model_type": "llama"}
 THETA = 500000.0
+
+
+def rope_parameters(
+    metadata: dict[str, Any], config: dict[str, Any], factors: list[float] | None
+) -> dict[str, Any]:
+    gguf = Gguf(3, {"general.architecture": "llama", **metadata}, {})
+    tables = {} if factors is None else {ROPE_FREQS: factors}
+    return read_rope(Facts(gguf, tables), config["max_position_embeddings"])
 
 
 def freqs_of(rope: dict[str, Any], length: int = 1) -> np.ndarray:
