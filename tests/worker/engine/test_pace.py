@@ -57,3 +57,13 @@ def test_nobody_decodes_and_a_prompt_owes_nothing():
     assert pace.budget(CHUNK) == 0
     pace.step(0.5, CHUNK, CHUNK)
     assert pace.budget(CHUNK) > 0
+
+
+def test_many_prompts_beside_few_rows_get_more():
+    pace = Pace()
+    for _ in range(3):
+        pace.step(0.1, 0, CHUNK, decoded=True)
+    pace.step(0.2, 16, CHUNK, decoded=True)  # 6.25 ms a token
+    pace.step(0.1, 0, CHUNK, decoded=True)
+    assert pace.budget(CHUNK, decoding=4, prefilling=1) == pace.budget(CHUNK, decoding=4, prefilling=4)
+    assert pace.budget(CHUNK, decoding=2, prefilling=8) > 2 * pace.budget(CHUNK, decoding=8, prefilling=8)
