@@ -86,7 +86,16 @@ THIRD_PARTY: dict[str, set[str]] = {
 }
 
 # Law 1: the parent survives because no native model code is ever in it.
-NEVER_IN_THE_PARENT = ("mlx", "mlx_lm", "numpy", "tokenizers", "safetensors", "jinja2", "llguidance", "worker")
+NEVER_IN_THE_PARENT = (
+    "mlx",
+    "mlx_lm",
+    "numpy",
+    "tokenizers",
+    "safetensors",
+    "jinja2",
+    "llguidance",
+    "worker",
+)
 
 PURE = [
     "shared.version",

@@ -1,8 +1,8 @@
-"""A small library in front of the BLAS that sends one-row products to its matrix-vector routine.
+"""A small library in front of the BLAS that does the products of decode steps: one row, or a few.
 
-Decoding is one-row products, and the common BLAS libraries are slow at them through `cblas_sgemm` (a factor of
-1.5 with OpenBLAS 0.3.21, see docs/benchmarks.md). `one_row.c` is compiled once, with the C compiler of the
-machine if there is one; a child checks it against sums written out before it is ever used.
+The common BLAS libraries are slow at them through `cblas_sgemm`, because they pack the whole matrix for a few rows (a
+factor of 1.5 to 2 with OpenBLAS 0.3.21, see docs/benchmarks.md). `one_row.c` is compiled once, with the C compiler of
+the machine if there is one; a child checks it against sums written out before it is ever used.
 """
 
 import hashlib
@@ -13,18 +13,20 @@ import sys
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("one_row.c")
-FLAGS = ["-O2", "-shared", "-fPIC"]
+FLAGS = ["-O3", "-shared", "-fPIC", "-pthread"]
 TIMEOUT_S = 60.0
 
 # Runs in a child with the library and the BLAS preloaded, as a worker would have them: every transposition, one
-# row and several, strides and beta, against plain sums.
+# row and several, strides and beta, against plain sums; small ones whole, and of large ones (several threads) samples.
 _CHECK = """
 import ctypes, itertools, random
 gemm = ctypes.CDLL(None).cblas_sgemm
 real, whole = ctypes.c_float, ctypes.c_int
 draw = random.Random(7).random
-for ta, tb, m, beta in itertools.product((111, 112), (111, 112), (1, 3), (0.0, 0.5)):
-    n, k, pad = 5, 4, 2
+shapes = [(ta, tb, m, 5, 4) for ta, tb, m in itertools.product((111, 112), (111, 112), (1, 3))]
+shapes += [(111, 112, m, 601, 131) for m in range(1, 11)]
+for (ta, tb, m, n, k), beta in itertools.product(shapes, (0.0, 0.5)):
+    pad = 2
     lda = (k if ta == 111 else m) + pad
     ldb = (n if tb == 111 else k) + pad
     a = [draw() for _ in range((m if ta == 111 else k) * lda)]
@@ -32,10 +34,10 @@ for ta, tb, m, beta in itertools.product((111, 112), (111, 112), (1, 3), (0.0, 0
     c = [draw() for _ in range(m * n)]
     out = (real * len(c))(*c)
     gemm(101, ta, tb, m, n, k, real(2.0), (real * len(a))(*a), lda, (real * len(b))(*b), ldb, real(beta), out, n)
-    for i, j in itertools.product(range(m), range(n)):
+    for i, j in itertools.product(range(m), {*range(0, n, 1 + n // 20), n - 1}):
         terms = ((a[i * lda + x] if ta == 111 else a[x * lda + i]) * (b[x * ldb + j] if tb == 111 else b[j * ldb + x])
                  for x in range(k))
-        assert abs(out[i * n + j] - (2.0 * sum(terms) + beta * c[i * n + j])) < 1e-4, (ta, tb, m, i, j)
+        assert abs(out[i * n + j] - (2.0 * sum(terms) + beta * c[i * n + j])) < 1e-4 * k, (ta, tb, m, n, i, j)
 print("right")
 """
 

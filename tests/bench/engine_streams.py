@@ -1,4 +1,7 @@
-"""Several streams at a time: all their tokens a second, over HTTP, beside mlx_lm.server and vllm-mlx."""
+"""Several streams at a time: all their tokens a second, over HTTP, beside mlx_lm.server and vllm-mlx.
+
+The peers have the same BLAS, without our library in front of it.
+"""
 
 import contextlib
 import http.client
@@ -10,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.bench.asking import Server, free_port, running
-from tests.bench.engine_rigs import Rig
+from tests.bench.engine_rigs import Rig, without_one_row
 from tests.bench.pooled import together
 from tests.bench.serve import ROOT
 from tests.bench.verdict import How, Line, at_least
@@ -56,7 +59,7 @@ def _rates(rig: Rig, folder: Path, count: int, rounds: int) -> dict[str, float]:
 
 
 def _servers(rig: Rig, folder: Path, count: int) -> dict[str, contextlib.AbstractContextManager[Server]]:
-    port, offline = free_port(), {**rig.environment, "HF_HUB_OFFLINE": "1"}
+    port, offline = free_port(), {**without_one_row(rig.environment), "HF_HUB_OFFLINE": "1"}
     ours = [rig.python, "-m", "parent", "serve", str(rig.model), "--no-open", "--port", str(port)]
     found = {
         "mlxd": running(

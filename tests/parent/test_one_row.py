@@ -40,9 +40,20 @@ def test_it_is_built_once_and_computes_what_the_blas_does(library, tmp_path):
     }  # no scratch left
 
 
-def test_one_that_computes_something_else_is_noticed(library, tmp_path):
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("alpha, b, ldb", "2 * alpha, b, ldb"),
+        ("p->alpha * sum", "p->alpha * sum * 1.01f"),
+        ("p->n ? begin + p->piece", "p->n ? begin + p->piece - 1"),  # what several threads take
+    ],
+)
+def test_one_that_computes_something_else_is_noticed(library, tmp_path, right, wrong):
+    source = one_row.SOURCE.read_text()
+    assert right in source
+    changed = source.replace(right, wrong)
     wrong = tmp_path / "wrong.c"
-    wrong.write_text(one_row.SOURCE.read_text().replace("alpha, b, ldb", "2 * alpha, b, ldb"))
+    wrong.write_text(changed)
     made = tmp_path / "wrong.so"
     subprocess.run([COMPILER, *one_row.FLAGS, "-o", str(made), str(wrong), "-ldl"], check=True)
     assert not one_row.is_right(made, library)
@@ -62,5 +73,5 @@ def test_the_worker_gets_both_in_order_and_is_told(library, tmp_path):
     front, behind, *_ = env["LD_PRELOAD"].split(":")
     assert front.endswith(".so")
     assert behind == library
-    assert "one-row products by gemv" in line
+    assert "products of up to 8 rows by our kernel" in line
     assert env["MLXD_BLAS_NAME"] == line

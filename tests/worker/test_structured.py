@@ -173,7 +173,9 @@ def test_a_grammar_that_never_ends_comes_to_its_length(model_dir):
         async with served(model_dir, max_context=200) as pipeline:
             with pytest.raises(Refused, match="no text fits it"):
                 await pipeline.prepare(request("none", grammar=ContextFree('start: start "a"')))
-            events = await ask(pipeline, request(grammar=ContextFree('start: ("a" | "b") start'), max_tokens=50))
+            events = await ask(
+                pipeline, request(grammar=ContextFree('start: ("a" | "b") start'), max_tokens=50)
+            )
             assert set(text(events)) <= {"a", "b"}
             assert finish(events).reason == "length"
             assert finish(events).usage.completion_tokens == 50

@@ -230,7 +230,8 @@ class Engine:
                 return
             outputs = [output for sequence in scheduler.admit() for output in self._admit(sequence)]
             chunk = scheduler.prefill_chunk
-            step = scheduler.schedule(self._pace.budget(chunk) if scheduler.has_decode else chunk)
+            decoding, prefilling = scheduler.num_decode, scheduler.num_prefill
+            step = scheduler.schedule(self._pace.budget(chunk, decoding, prefilling) if decoding else chunk)
             for old, again in step.preempted:
                 self._sequences[old.id] = again
                 self._keep(old)

@@ -77,9 +77,14 @@ class Scheduler:
         return admitted
 
     @property
-    def has_decode(self) -> bool:
-        """Whether some row would run a token of its answer next."""
-        return any(sequence.wants_decode for sequence in self.active)
+    def num_decode(self) -> int:
+        """Rows that would run a token of their answer next."""
+        return sum(sequence.wants_decode for sequence in self.active)
+
+    @property
+    def num_prefill(self) -> int:
+        """Rows that have some of their prompt to run."""
+        return sum(sequence.status is Status.PREFILL for sequence in self.active)
 
     def schedule(self, budget: int | None = None) -> Step:
         """Plan one step and book it: counters are moved as if the step had run.
