@@ -29,7 +29,9 @@ def _pivot(logprobs: mx.array, tone: Hlg) -> mx.array:
         return mx.sum(terms, axis=-1, keepdims=True)
     ranked = mx.sort(logprobs, axis=-1)  # ascending
     above = mx.cumsum(mx.exp(ranked), axis=-1, reverse=True)
-    place = mx.sum(above >= 0.5 * above[:, :1], axis=-1, keepdims=True) - 1  # half of what XTC and min-p have left
+    place = (
+        mx.sum(above >= 0.5 * above[:, :1], axis=-1, keepdims=True) - 1
+    )  # half of what XTC and min-p have left
     return mx.take_along_axis(ranked, place, axis=-1)
 
 
