@@ -237,7 +237,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(
             ge=0,
-            description="disk for the kept prompts of an unloaded model; 0 = off",
+            description="disk for the kept prompts of all models together; 0 = off",
             extra={**_BYTES, **_RELOAD},
         ),
     ] = 2 << 30

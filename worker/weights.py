@@ -5,7 +5,7 @@ wrong shape is refused there, what nobody took is refused by `finish`. Nothing i
 `materialise`, which evaluates in groups and reports bytes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,24 @@ GROUP_BYTES = 64 << 20
 _DEFAULT_SCHEME = {"affine": (4, 64), "mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
 _AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 _AFFINE_GROUPS = (32, 64, 128)
+
+
+def materialise(arrays: Sequence[mx.array], on_progress: Progress | None) -> int:
+    """Evaluate `arrays`, a group at a time; gives their bytes. `on_progress(done, total)` in bytes."""
+    total, done, pending = sum(one.nbytes for one in arrays), 0, 0
+    group: list[mx.array] = []
+    for one in arrays:
+        group.append(one)
+        pending += one.nbytes
+        if pending >= GROUP_BYTES:
+            mx.eval(group)
+            done, pending, group = done + pending, 0, []
+            if on_progress:
+                on_progress(done, total)
+    mx.eval(group)
+    if on_progress:
+        on_progress(total, total)
+    return total
 
 
 class Weights:
@@ -142,23 +160,8 @@ class Weights:
 
     def materialise(self, on_progress: Progress | None) -> int:
         """Read and cast everything taken; gives its bytes. `on_progress(done, total)` in bytes."""
-        total = sum(one.nbytes for one in self._taken)
-        done = 0
-        group: list[mx.array] = []
-        pending = 0
-        for one in self._taken:
-            group.append(one)
-            pending += one.nbytes
-            if pending >= GROUP_BYTES:
-                mx.eval(group)
-                done, pending, group = done + pending, 0, []
-                if on_progress:
-                    on_progress(done, total)
-        mx.eval(group)
-        if on_progress:
-            on_progress(total, total)
-        self._taken = []
-        return total
+        taken, self._taken = self._taken, []
+        return materialise(taken, on_progress)
 
     # ------------------------------------------------------------ inside
 

@@ -17,6 +17,7 @@ from tests.bench.engine_rigs import Rig, without_one_row
 from tests.bench.pooled import together
 from tests.bench.serve import ROOT
 from tests.bench.verdict import How, Line, at_least
+from tests.process.harness import until
 
 STREAMS = (1, 2, 4, 8, 16)
 TOKENS = 64
@@ -84,12 +85,14 @@ def _servers(rig: Rig, folder: Path, count: int) -> dict[str, contextlib.Abstrac
 
 def _until_it_answers(server: Server) -> None:
     """Its first answer warms it up; some listen before they serve."""
-    for _ in range(100):
+
+    def answers() -> bool:
         with contextlib.suppress(OSError, http.client.HTTPException, _NotYet):
             _stream(server, "warm up", 4)
-            return
-        time.sleep(0.3)
-    raise SystemExit(f"{server.model}: no answer within 30 s")
+            return True
+        return False
+
+    until(answers, f"an answer of {server.model}")
 
 
 class _NotYet(Exception):

@@ -370,7 +370,7 @@ class Worker:
             if hangs:
                 os.kill(os.getpid(), signal.SIGSTOP)
             if freezes:
-                time.sleep(3600)  # noqa: ASYNC251  (the sin itself)
+                threading.Event().wait()  # the sin itself: the loop stands still
             if sins_left and number == script.stall_after:
                 await asyncio.Event().wait()
             if number == script.hold_after:

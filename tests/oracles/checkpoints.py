@@ -76,35 +76,9 @@ def reference(name: str) -> dict[str, NDArray[Any]]:
     return safetensors.numpy.load_file(_folder(name) / "reference.safetensors")
 
 
-def write_case(
-    name: str,
-    folder: Path,
-    *,
-    quantize: dict[str, Any] | None = None,
-    dtype: str = "float32",
-    shards: int = 1,
-    dialect: str = "modern",
-    layout: str = "hub",
-    inside: str = "",
-) -> Path:
-    """Write case `name` as a model directory; gives `folder`.
-
-    `quantize`: an MLX quantization dict, per-module overrides included. `dtype`: float32, float16 or bfloat16,
-    of everything not packed. `dialect`: "modern" (transformers 5) or "legacy" spelling of config.json.
-    `layout`: of the weights, see `tests.oracles.layouts`. `inside`: the `model_type` of a multimodal model around it.
-    """
-    config, seed = case(name)
-    return write_model(
-        config,
-        seed,
-        folder,
-        quantize=quantize,
-        dtype=dtype,
-        shards=shards,
-        dialect=dialect,
-        layout=layout,
-        inside=inside,
-    )
+def write_case(name: str, folder: Path, **how: Any) -> Path:
+    """Write case `name` as a model directory, as `write_model` does; gives `folder`."""
+    return write_model(*case(name), folder, **how)
 
 
 def write_model(
@@ -119,7 +93,12 @@ def write_model(
     layout: str = "hub",
     inside: str = "",
 ) -> Path:
-    """The same for a config that is no case, with the weights of `seed`."""
+    """Write a model of this config with the weights of `seed`; gives `folder`.
+
+    `quantize`: an MLX quantization dict, per-module overrides included. `dtype`: float32, float16 or bfloat16,
+    of everything not packed. `dialect`: "modern" (transformers 5) or "legacy" spelling of config.json.
+    `layout`: of the weights, see `tests.oracles.layouts`. `inside`: the `model_type` of a multimodal model around it.
+    """
     tensors = LAYOUTS[layout](dict(weights.build(config, seed)), config)
     config = {**config, "dtype": dtype}
     if inside:

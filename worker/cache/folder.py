@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,9 @@ ASIDE = "damaged"
 
 KEPT_ASIDE = 4
 
+RESCAN = 64
+"""Files that are written between two looks at the folders of others."""
+
 
 class Room:
     """At most `max_bytes` in the folders below `root`. Files of other models may come and go without our doing.
@@ -27,7 +31,10 @@ class Room:
         self._root, self._max_bytes = root, max_bytes
         self._sizes: dict[Path, tuple[int, int]] = {}  # path -> (time of use in ns, bytes)
         self._total = 0
-        self._unscanned = 0
+        self._in: Counter[Path] = Counter()  # bytes by folder
+        self._unscanned = (
+            RESCAN  # others' folders are looked at before the first write, not while a model loads
+        )
 
     def open(self, folder: Path, identity: str) -> list[Path]:
         """Our files in `folder`; those of another state of the model, and what was never finished, are deleted.
@@ -45,17 +52,17 @@ class Room:
                     _discard(path, "it is of another state of the model, or of other settings")
                 elif name is not None:
                     ours.append(path)
-        self._scan()
+                    self._see(path)
         return ours
 
     def bytes_in(self, folder: Path) -> int:
-        return sum(size for path, (_, size) in list(self._sizes.items()) if path.parent == folder)
+        return self._in[folder]
 
     def make(self, size: int, forget: Callable[[Path], None]) -> None:
         """Make room for a file under the cap. Raises OSError where the cap is smaller than the file."""
         if size > self._max_bytes:
             raise OSError(f"a block has {size} bytes, and all that may be kept is {self._max_bytes}")
-        if self._unscanned >= 64:
+        if self._unscanned >= RESCAN:
             self._scan()
         if self._total + size > self._max_bytes:  # rather many at once than a search for the oldest each time
             for path in sorted(self._sizes, key=self._sizes.__getitem__):
@@ -68,6 +75,7 @@ class Room:
         self._unscanned += 1
         self._sizes[path] = (used, size)
         self._total += size
+        self._in[path.parent] += size
         self.touch(path, used)
 
     def touch(self, path: Path, used: int) -> None:
@@ -85,22 +93,27 @@ class Room:
         return True
 
     def _drop(self, path: Path, forget: Callable[[Path], None]) -> None:
-        self._total -= self._sizes.pop(path)[1]
+        size = self._sizes.pop(path)[1]
+        self._total -= size
+        self._in[path.parent] -= size
         forget(path)
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
     def _scan(self) -> None:
         """Look at what lies in all folders."""
-        self._unscanned = 0
-        found: dict[Path, tuple[int, int]] = {}
+        self._unscanned, self._total = 0, 0
+        self._sizes, self._in = {}, Counter()
         for folder in self._root.iterdir() if self._root.is_dir() else ():
             for path in folder.glob("*.safetensors"):
-                with contextlib.suppress(OSError):
-                    stat = path.stat()
-                    found[path] = (stat.st_mtime_ns, stat.st_size)
-        self._sizes = found
-        self._total = sum(size for _, size in found.values())
+                self._see(path)
+
+    def _see(self, path: Path) -> None:
+        with contextlib.suppress(OSError):
+            stat = path.stat()
+            self._sizes[path] = (stat.st_mtime_ns, stat.st_size)
+            self._total += stat.st_size
+            self._in[path.parent] += stat.st_size
 
 
 def put_aside(path: Path, reason: str) -> None:

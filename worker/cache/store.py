@@ -113,12 +113,15 @@ class Store:
         """What lies here of this state of the model."""
         return self._room.bytes_in(self.path)
 
-    def find(self, ids: Sequence[int], regime: Hashable) -> Found:
-        """What of `ids`, their last one left out, lies on disk by the names of the files."""
-        names = chain(self.identity, regime, ids)[: max(0, len(ids) - 1) // BLOCK]
+    def find(self, ids: Sequence[int], regime: Hashable, beyond: int = 0) -> Found:
+        """What of `ids`, their last one left out, lies on disk by the names of the files, if that may be more than the
+        `beyond` tokens that are there already.
+        """
+        whole = max(0, len(ids) - 1) // BLOCK
+        if whole * BLOCK <= beyond or not self._files:
+            return Found(0, [])
+        names = chain(self.identity, regime, ids[: whole * BLOCK])
         with self._lock:
-            if not self._files:
-                return Found(0, [])
             count = len(names)
             if self._keeps_kv:
                 count = next((n for n, name in enumerate(names) if (name, "kv") not in self._files), count)

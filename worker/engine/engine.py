@@ -254,10 +254,8 @@ class Engine:
                 self._finish(pending)
             if begun is not None:
                 runner.finish(begun)  # a grammar has seen the tokens before by now
-            if (
-                begun is not None and begun.chunk
-            ):  # nothing is built on a prompt that is not through: see design.md
-                self._finish(begun)
+            if begun is not None and begun.chunk:
+                self._finish(begun)  # nothing is built on a prompt that is not through: see design.md
                 begun = None
             self._emit([Output(row.id, prefilled=row.num_cached) for row, _ in step.prefill])
             self._chunks += len(step.prefill)
@@ -286,7 +284,8 @@ class Engine:
         loaded = self._loaded
         branch, lookup = loaded.prefix.take(sequence.prompt)
         if loaded.store is not None:
-            found = loaded.store.find(sequence.prompt, loaded.prefix.regime(len(sequence.prompt)))
+            regime = loaded.prefix.regime(len(sequence.prompt))
+            found = loaded.store.find(sequence.prompt, regime, lookup.reused)
             if found.tokens > lookup.reused:
                 sequence.status = Status.RESTORING
 

@@ -11,7 +11,7 @@ from worker.layers.norm import RMSNorm
 from worker.layers.rope import make_rope
 from worker.models.config import checked, convert, ropes_by_kind
 from worker.models.decoder import Decoder, Sandwich
-from worker.models.llama import LlamaConfig, drop_leftovers, gated_mlp
+from worker.models.llama import LlamaConfig, drop_leftovers, gated_mlp, grouped_attention
 from worker.models.wrapped import TOWERS, drop, unwrap
 from worker.weights import Weights
 
@@ -37,7 +37,6 @@ def build(checkpoint: Checkpoint, weights: Weights) -> Decoder:
     drop(weights, *TOWERS)
     drop_leftovers(weights, tied=config.tie_word_embeddings)
     hidden, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     kinds = attention_kinds(checkpoint.config)
     ropes = {
         kind: make_rope(params, dim, config.max_position_embeddings)
@@ -48,15 +47,13 @@ def build(checkpoint: Checkpoint, weights: Weights) -> Decoder:
         return RMSNorm(weights.vector(f"{name}.weight", size, plus=1), config.rms_norm_eps)
 
     def attention(index: int, prefix: str) -> Attention:
-        return Attention(
-            place=index,
-            q=weights.linear(f"{prefix}.q_proj", hidden, heads * dim, bias=bias),
-            k=weights.linear(f"{prefix}.k_proj", hidden, kv_heads * dim, bias=bias),
-            v=weights.linear(f"{prefix}.v_proj", hidden, kv_heads * dim, bias=bias),
-            o=weights.linear(f"{prefix}.o_proj", heads * dim, hidden, bias=bias),
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=dim,
+        return grouped_attention(
+            weights,
+            config,
+            index,
+            prefix,
+            qkv_bias=bias,
+            o_bias=bias,
             scale=config.query_pre_attn_scalar**-0.5 * ropes[kinds[index]].softmax_factor,
             rotation=kinds[index],
             q_norm=norm(f"{prefix}.q_norm", dim),

@@ -71,31 +71,56 @@ def dense(
     `rotates`: whether a layer turns queries and keys. `mlp`: other than `gated_mlp`.
     """
     has_one_rope(checkpoint, config.rope_parameters)
-    hidden, dim = config.hidden_size, config.head_dim
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    dim = config.head_dim
     rope = make_rope(config.rope_parameters, dim, config.max_position_embeddings)
 
     def head_norm(name: str) -> RMSNorm:
         return RMSNorm(weights.vector(f"{name}.weight", dim), config.rms_norm_eps)
 
     def attention(index: int, prefix: str) -> Attention:
-        return Attention(
-            place=index,
-            q=weights.linear(f"{prefix}.q_proj", hidden, heads * dim, bias=qkv_bias),
-            k=weights.linear(f"{prefix}.k_proj", hidden, kv_heads * dim, bias=qkv_bias),
-            v=weights.linear(f"{prefix}.v_proj", hidden, kv_heads * dim, bias=qkv_bias),
-            o=weights.linear(f"{prefix}.o_proj", heads * dim, hidden, bias=o_bias),
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=dim,
+        return grouped_attention(
+            weights,
+            config,
+            index,
+            prefix,
+            qkv_bias=qkv_bias,
+            o_bias=o_bias,
             scale=dim**-0.5 * rope.softmax_factor,
             rotation="" if rotates(index) else None,
             q_norm=head_norm(f"{prefix}.q_norm") if head_norms else None,
             k_norm=head_norm(f"{prefix}.k_norm") if head_norms else None,
-            sinks=weights.vector(f"{prefix}.sinks", heads) if sinks else None,
+            sinks=weights.vector(f"{prefix}.sinks", config.num_attention_heads) if sinks else None,
         )
 
     return prenorm(checkpoint, weights, config, rope, attention, mlp)
+
+
+def grouped_attention(
+    weights: Weights,
+    config: LlamaConfig,
+    place: int,
+    prefix: str,
+    *,
+    qkv_bias: bool,
+    o_bias: bool,
+    gate: bool = False,
+    **more: Any,
+) -> Attention:
+    """The attention of the modules `prefix`, under llama's names; `more`: what else `Attention` takes."""
+    hidden, dim = config.hidden_size, config.head_dim
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    return Attention(
+        place=place,
+        q=weights.linear(f"{prefix}.q_proj", hidden, (1 + gate) * heads * dim, bias=qkv_bias),
+        k=weights.linear(f"{prefix}.k_proj", hidden, kv_heads * dim, bias=qkv_bias),
+        v=weights.linear(f"{prefix}.v_proj", hidden, kv_heads * dim, bias=qkv_bias),
+        o=weights.linear(f"{prefix}.o_proj", heads * dim, hidden, bias=o_bias),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        gate=gate,
+        **more,
+    )
 
 
 def prenorm(

@@ -17,7 +17,7 @@ from worker.layers.recurrent import GatedDeltaNet, Heads
 from worker.layers.rope import Rope, make_rope
 from worker.models.config import checked, convert, has_one_rope
 from worker.models.decoder import Block, Decoder, Layer
-from worker.models.llama import Mlp, drop_leftovers, gated_mlp
+from worker.models.llama import Mlp, drop_leftovers, gated_mlp, grouped_attention
 from worker.models.moe import SparseConfig, experts
 from worker.models.wrapped import TOWERS, drop, unwrap
 from worker.weights import Weights
@@ -151,18 +151,14 @@ def _attention(
     q_norm: RMSNorm,
     k_norm: RMSNorm,
 ) -> Attention:
-    hidden, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    return Attention(
-        place=index,
-        q=weights.linear(f"{prefix}.q_proj", hidden, 2 * heads * dim, bias=bias),
-        k=weights.linear(f"{prefix}.k_proj", hidden, kv_heads * dim, bias=bias),
-        v=weights.linear(f"{prefix}.v_proj", hidden, kv_heads * dim, bias=bias),
-        o=weights.linear(f"{prefix}.o_proj", heads * dim, hidden, bias=bias),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=dim,
-        scale=dim**-0.5 * rope.softmax_factor,
+    return grouped_attention(
+        weights,
+        config,
+        index,
+        prefix,
+        qkv_bias=config.attention_bias,
+        o_bias=config.attention_bias,
+        scale=config.head_dim**-0.5 * rope.softmax_factor,
         q_norm=q_norm,
         k_norm=k_norm,
         gate=True,

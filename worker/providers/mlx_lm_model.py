@@ -19,7 +19,7 @@ from shared.kv_layout import LayerKv
 from worker.cache.kv import LayerCache
 from worker.layers.batch import Batch
 from worker.providers.mlx_lm_cache import PromptState, measured, wrapped
-from worker.weights import GROUP_BYTES, Progress
+from worker.weights import Progress, materialise
 
 _TRUNKS = ("model", "transformer", "backbone")
 _PROBE = (1, 2, 3)
@@ -173,17 +173,4 @@ def _materialise(model: Any, dtype: mx.Dtype, on_progress: Progress | None) -> i
         wanted = mx.issubdtype(value.dtype, mx.floating) and (dtype == mx.float32 or may_cast(name))
         cast.append((name, value.astype(dtype) if wanted else value))
     model.update(tree_unflatten(cast))
-    total, done, group = sum(value.nbytes for _, value in cast), 0, 0
-    pending: list[mx.array] = []
-    for _, value in cast:
-        pending.append(value)
-        group += value.nbytes
-        if group >= GROUP_BYTES:
-            mx.eval(pending)
-            done, group, pending = done + group, 0, []
-            if on_progress:
-                on_progress(done, total)
-    mx.eval(pending)
-    if on_progress:
-        on_progress(total, total)
-    return total
+    return materialise([value for _, value in cast], on_progress)

@@ -51,13 +51,18 @@ def inspect_names(folder: Path) -> list[str]:
     return list(tensors)
 
 
-@pytest.mark.parametrize("layout", ["hub", "mlx"])
-@pytest.mark.parametrize("name", one_case_a_family())
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        (name, layout)
+        for name in one_case_a_family()
+        for layout in ("hub", "mlx")
+        if (name, layout) != ("gpt_oss", "hub")  # its experts are in mxfp4 there as it is
+    ],
+)
 def test_oracle_quantized_families_give_what_their_multiplied_out_values_give(
     name: str, layout: str, tmp_path: Path
 ) -> None:
-    if name == "gpt_oss" and layout == "hub":
-        pytest.skip("its experts are in mxfp4 in the hub's layout as it is")
     ids = checkpoints.reference(name)["input_ids"]
     scheme = MIXED | {module: {"bits": 8} for module in EXPERTS[layout]}
     folder = checkpoints.write_case(name, tmp_path / "packed", quantize=scheme, layout=layout)
