@@ -106,6 +106,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "auto"
 
+    strict: Annotated[bool, Meta(description="refuse requests with fields that are not known")] = False
+    reasoning_field: Annotated[
+        str,
+        Meta(
+            description="where a model's thinking stands in answers of the OpenAI formats",
+            extra={"choices": ["reasoning_content", "reasoning", "both"]},
+        ),
+    ] = "reasoning_content"
     max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body", extra=_BYTES)] = (
         8 * 1024 * 1024
     )

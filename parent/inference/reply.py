@@ -13,26 +13,28 @@ from shared import asgi, wire
 from shared.errors import Failure, Refused
 
 NEWS_S = 1.0
-Emit = Callable[[list[wire.Event]], Awaitable[None]]
+Emit = Callable[[list[wire.Event], int], Awaitable[None]]
 Work = Callable[[Emit], Awaitable[None]]
-"""A request: it hands its events to `Emit` and raises `Refused` where there are no more."""
+"""A request: it hands its events, and the number of the choice they are of, to `Emit`, and raises `Refused` where there
+are no more.
+"""
 
 
 async def send_answer(
     send: asgi.Send, protocol: Protocol, meta: Meta, work: Work, headers: asgi.Headers = ()
 ) -> None:
     """The whole answer as JSON, or the failure."""
-    whole = Answer()
+    answers = [Answer() for _ in range(meta.num_choices)]
 
-    async def gather(events: list[wire.Event]) -> None:
-        whole.add(events)
+    async def gather(events: list[wire.Event], choice: int) -> None:
+        answers[choice].add(events)
 
     try:
         await work(gather)
     except Refused as refused:
         await send_failure(send, protocol, refused.failure)
         return
-    await asgi.respond(send, 200, protocol.answer(meta, whole), headers)
+    await asgi.respond(send, 200, protocol.answer(meta, answers), headers)
 
 
 async def send_failure(send: asgi.Send, protocol: Protocol, failure: Failure) -> None:
@@ -57,7 +59,7 @@ async def send_stream(
     `body_send` takes the pieces of the body; it may be the server's own, past what only looks at headers. `status`
     says what a silent request waits for; it goes into the comments that keep the connection alive.
     """
-    stream = _Stream(send, body_send, protocol.stream(meta), keepalive_s, status, headers)
+    stream = _Stream(send, body_send, protocol.stream(meta), meta.num_choices, keepalive_s, status, headers)
     try:
         await work(stream.emit)
         last = stream.last
@@ -80,6 +82,7 @@ class _Stream:
         send: asgi.Send,
         body_send: asgi.Send,
         encoder: CompletionStreamProtocol,
+        num_choices: int,
         keepalive_s: float,
         status: Callable[[], str],
         headers: asgi.Headers,
@@ -87,6 +90,7 @@ class _Stream:
         self.encoder = encoder
         self.started = False
         self.last = b""  # the terminal frames, kept back for the last write
+        self._running = num_choices
         self._start, self._send = send, body_send
         self._keepalive_s = keepalive_s
         self._status = status
@@ -94,13 +98,19 @@ class _Stream:
         self._quiet = True
         self._keeper = asyncio.get_running_loop().create_task(self._keep_alive())
 
-    async def emit(self, events: list[wire.Event]) -> None:
+    async def emit(self, events: list[wire.Event], choice: int) -> None:
         """One batch out."""
         finish = events[-1]
         if isinstance(finish, wire.Finish):
-            opening = self.encoder.feed(events[:-1]) if len(events) > 1 else b""
-            self.last = opening + self.encoder.finish(finish)
-        elif frames := self.encoder.feed(events):
+            frames = self.encoder.feed(events[:-1], choice) if len(events) > 1 else b""
+            frames += self.encoder.finish(finish, choice)
+            self._running -= 1
+            if not self._running:
+                self.last = frames
+                return
+        else:
+            frames = self.encoder.feed(events, choice)
+        if frames:
             if self.started:  # the token path: `write` without its detours
                 self._quiet = False
                 await self._send({"type": "http.response.body", "body": frames, "more_body": True})

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from parent.protocols import messages, openai_fields, sse
-from parent.protocols.base import Answer, DecodedRequest, Meta, Protocol
+from parent.protocols.base import PLAIN, Answer, DecodedRequest, Manners, Meta, Protocol
 from parent.protocols.limits import MAX_DEPTH, is_too_deep, shown
 from parent.protocols.openai_fields import CommonBody, OpenAiUsage, unsupported
 from shared import wire
@@ -40,7 +40,7 @@ class ChatBody(CommonBody, frozen=True, kw_only=True):
     reasoning_effort: str | None = None
 
 
-def decode(body: bytes) -> DecodedRequest:
+def decode(body: bytes, manners: Manners = PLAIN) -> DecodedRequest:
     """Bytes of a client to a request. Raises `Refused` naming the field at fault."""
     asked = openai_fields.parse(body, ChatBody)
     openai_fields.check_common(asked)
@@ -54,7 +54,7 @@ def decode(body: bytes) -> DecodedRequest:
     if asked.modalities and asked.modalities != ["text"]:
         raise unsupported("modalities", "other than text are not supported")
     return DecodedRequest(
-        prompt=wire.ChatPrompt(messages.normalise(asked.messages), _template_kwargs(asked)),
+        prompts=[wire.ChatPrompt(messages.normalise(asked.messages), _template_kwargs(asked))],
         model=asked.model or "",
         stream=bool(asked.stream),
         include_usage=openai_fields.wants_usage(asked),
@@ -123,7 +123,7 @@ class ChatStream:
         self._content = sse.around(self._chunk(Delta(content=sse.MARK)))
         self._reasoning = sse.around(self._chunk(Delta(reasoning_content=sse.MARK)))
 
-    def feed(self, events: list[wire.Event]) -> bytes:
+    def feed(self, events: list[wire.Event], choice: int = 0) -> bytes:
         """The primer goes with the first event; text and reasoning of a batch go in one chunk per run."""
         if len(events) == 1 and self._opened:  # nearly always
             only = events[0]
@@ -140,11 +140,11 @@ class ChatStream:
             frames.append(before + sse.encode(text) + after)
         return b"".join(frames)
 
-    def finish(self, finish: wire.Finish) -> bytes:
+    def finish(self, finish: wire.Finish, choice: int = 0) -> bytes:
         usage = openai_fields.usage(finish)
         reason = openai_fields.finish_reason(finish)
         opened = self.feed([])
-        if not self._meta.include_usage:
+        if not self._meta.asked.include_usage:
             return opened + self._chunk(Delta(), reason, usage) + sse.DONE
         return opened + self._chunk(Delta(), reason) + self._frame((), usage) + sse.DONE
 
@@ -205,8 +205,9 @@ class Completion(msgspec.Struct, frozen=True):
     usage: OpenAiUsage
 
 
-def answer(meta: Meta, whole: Answer) -> bytes:
+def answer(meta: Meta, answers: list[Answer]) -> bytes:
     """The body of a request that is not streamed."""
+    [whole] = answers
     assert whole.finish is not None
     choice = AnswerChoice(
         0,

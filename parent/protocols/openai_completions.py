@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from parent.protocols import openai_fields, sse
-from parent.protocols.base import Answer, DecodedRequest, Meta, Protocol
+from parent.protocols.base import PLAIN, Answer, DecodedRequest, Manners, Meta, Protocol
 from parent.protocols.openai_fields import CommonBody, OpenAiUsage, invalid, unsupported
 from shared import wire
 from shared.errors import Failure
@@ -24,7 +24,7 @@ class TextBody(CommonBody, frozen=True, kw_only=True):
     suffix: str | None = None
 
 
-def decode(body: bytes) -> DecodedRequest:
+def decode(body: bytes, manners: Manners = PLAIN) -> DecodedRequest:
     """Bytes of a client to a request. Raises `Refused` naming the field at fault."""
     asked = openai_fields.parse(body, TextBody)
     openai_fields.check_common(asked)
@@ -37,7 +37,7 @@ def decode(body: bytes) -> DecodedRequest:
     if asked.suffix:
         raise unsupported("suffix")
     return DecodedRequest(
-        prompt=_prompt(asked.prompt),
+        prompts=[_prompt(asked.prompt)],
         model=asked.model or "",
         stream=bool(asked.stream),
         include_usage=openai_fields.wants_usage(asked),
@@ -101,7 +101,7 @@ class TextStream:
         self._meta = meta
         self._before, self._after = sse.around(self._frame([Choice(0, sse.MARK, None)]))
 
-    def feed(self, events: list[wire.Event]) -> bytes:
+    def feed(self, events: list[wire.Event], choice: int = 0) -> bytes:
         """One chunk with the text of the batch; comments for prefill."""
         text = "".join(event.text for event in events if isinstance(event, (wire.Text, wire.Reasoning)))
         frames = sse.prefill_comments(events)
@@ -109,10 +109,10 @@ class TextStream:
             frames.append(self._before + sse.encode(text) + self._after)
         return b"".join(frames)
 
-    def finish(self, finish: wire.Finish) -> bytes:
+    def finish(self, finish: wire.Finish, choice: int = 0) -> bytes:
         usage = openai_fields.usage(finish)
         last = [Choice(0, "", openai_fields.finish_reason(finish))]
-        if not self._meta.include_usage:
+        if not self._meta.asked.include_usage:
             return self._frame(last, usage) + sse.DONE
         return self._frame(last) + self._frame((), usage) + sse.DONE
 
@@ -123,8 +123,9 @@ class TextStream:
         return sse.data(_completion(self._meta, choices, usage))
 
 
-def answer(meta: Meta, whole: Answer) -> bytes:
+def answer(meta: Meta, answers: list[Answer]) -> bytes:
     """The body of a request that is not streamed."""
+    [whole] = answers
     assert whole.finish is not None
     choice = Choice(0, whole.reasoning + whole.text, openai_fields.finish_reason(whole.finish))
     return msgspec.json.encode(_completion(meta, [choice], openai_fields.usage(whole.finish)))

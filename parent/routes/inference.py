@@ -6,13 +6,16 @@ import secrets
 import time
 import uuid
 
-from parent.inference.forward import Emit, Forwarder, Order
+from parent.config import Settings
+from parent.inference.forward import Forwarder, Order
 from parent.inference.profiles import apply
 from parent.inference.record import Record
-from parent.inference.reply import send_answer, send_failure, send_stream
-from parent.protocols.base import Meta, Protocol
+from parent.inference.reply import Emit, send_answer, send_failure, send_stream
+from parent.library.catalog import ModelEntry
+from parent.protocols.base import Manners, Meta, Protocol
 from shared import asgi
 from shared.errors import Refused
+from shared.version import VERSION
 
 DECODE_HERE = 64 * 1024  # bytes; a longer body is decoded in a thread, beside the loop
 
@@ -38,6 +41,7 @@ class InferenceRoute:
         self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send, record: Record
     ) -> None:
         protocol, settings = self.protocol, self.forwarder.pool.settings
+        manners = manners_of(settings)
         try:
             body = await asgi.read_body(
                 receive,
@@ -46,9 +50,9 @@ class InferenceRoute:
                 silence_s=settings.request_wait_s,
             )
             if len(body) <= DECODE_HERE:
-                asked = protocol.decode(body)
+                asked = protocol.decode(body, manners)
             else:
-                asked = await asyncio.to_thread(protocol.decode, body)
+                asked = await asyncio.to_thread(protocol.decode, body, manners)
             del body
             found = await self.forwarder.pool.roster.choose(asked.model)
         except Refused as refused:
@@ -58,14 +62,14 @@ class InferenceRoute:
         record.model, record.stream = found.entry.id, asked.stream
         named = asked.model if asked.model and not found.is_fallback else found.entry.id
         headers = [(b"x-mlxd-fallback", found.entry.id.encode())] if found.is_fallback else []
-        meta = Meta(uuid.uuid4().hex, int(time.time()), named, asked.include_usage)
         asked = apply(asked, found.profile)
-        request = asked.to_generate(scope["request_id"], secrets.randbits(63))
+        meta = Meta(uuid.uuid4().hex, int(time.time()), named, asked, manners, fingerprint_of(found.entry))
+        requests = asked.to_generate(scope["request_id"], secrets.randbits(63))
         order = Order(found.entry, client_of(scope), asked.keep_alive_s)
 
         async def forward(emit: Emit) -> None:
             try:
-                await self.forwarder.forward(order, request, emit, record)
+                await self.forwarder.forward_all(order, requests, emit, record)
             except Refused as refused:
                 record.end = refused.failure.code
                 raise
@@ -87,6 +91,18 @@ class InferenceRoute:
 
         if not await asgi.run_until_gone(receive, work) and record.finish is None:
             record.end = "left"
+
+
+def manners_of(settings: Settings) -> Manners:
+    """How answers are written."""
+    names = ("reasoning_content", "reasoning")
+    shown = names if settings.reasoning_field == "both" else (settings.reasoning_field,)
+    return Manners(settings.strict, shown)
+
+
+def fingerprint_of(entry: ModelEntry) -> str:
+    """Another one when the model's files or the server are."""
+    return "fp_" + hashlib.blake2b(f"{entry.signature} {VERSION}".encode(), digest_size=5).hexdigest()
 
 
 def client_of(scope: asgi.Scope) -> str:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from parent.protocols import PROTOCOLS
-from parent.protocols.base import Answer, Meta, Protocol
+from parent.protocols.base import Answer, Manners, Meta, Protocol
 from shared import wire
 
 FOLDER = Path(__file__).resolve().parents[1] / "golden"
@@ -20,8 +20,8 @@ _decode_batch = msgspec.json.Decoder(list[wire.Event]).decode
 
 def render(protocol: Protocol, case: Path) -> tuple[bytes, bytes]:
     """What leaves: the stream, and the whole answer or error."""
-    asked = protocol.decode((case / "request.json").read_bytes())
-    meta = Meta("0123456789abcdef", 1700000000, asked.model or "served/model", asked.include_usage)
+    asked = protocol.decode((case / "request.json").read_bytes(), Manners())
+    meta = Meta("0123456789abcdef", 1700000000, asked.model or "served/model", asked, fingerprint="fp_0123")
     encoder, whole, stream = protocol.stream(meta), Answer(), b""
     for line in (case / "events.ndjson").read_bytes().splitlines():
         events = _decode_batch(line)
@@ -31,7 +31,7 @@ def render(protocol: Protocol, case: Path) -> tuple[bytes, bytes]:
         whole.add(events)
         if isinstance(last, wire.Finish):
             stream += encoder.feed(events[:-1]) if len(events) > 1 else b""
-            return stream + encoder.finish(last), protocol.answer(meta, whole)
+            return stream + encoder.finish(last), protocol.answer(meta, [whole])
         stream += encoder.feed(events)
     raise AssertionError(f"{case}: no last event")
 

@@ -59,13 +59,13 @@ def test_a_prompt_of_too_many_token_ids_is_refused_and_a_long_one_is_not() -> No
     def prompt(count: int) -> bytes:
         return b'{"prompt":[' + b"1," * (count - 1) + b"1]}"
 
-    assert openai_completions.decode(prompt(300_000)).prompt == wire.TokenPrompt([1] * 300_000)
+    assert openai_completions.decode(prompt(300_000)).prompts[0] == wire.TokenPrompt([1] * 300_000)
     assert "token ids" in refused(openai_completions.decode, prompt(limits.MAX_VALUES + 2)).message
 
 
 @pytest.mark.parametrize("text", ["{" * 150_000, ',"' * 600_000, '\\"{' * 150_000, "\\" * 7 + "[" * 150_000])
 def test_text_may_hold_any_characters_in_any_number(text: str) -> None:
-    prompt = openai_chat.decode(chat(messages=[{"role": "user", "content": text}])).prompt
+    prompt = openai_chat.decode(chat(messages=[{"role": "user", "content": text}])).prompts[0]
     assert isinstance(prompt, wire.ChatPrompt)
     assert prompt.messages[0]["content"] == text
 

@@ -4,16 +4,18 @@ import contextlib
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from parent.protocols import PROTOCOLS, openai_chat, openai_completions
-from parent.protocols.base import Answer, Meta, retry_headers
+from parent.protocols.base import Answer, DecodedRequest, Meta, retry_headers
 from shared import wire
 from shared.errors import RETRYABLE, ErrorCode, Failure, Refused
 
-META = Meta("1" * 32, 1700000000, "model-as-sent")
+ONE = DecodedRequest(prompts=[wire.TextPrompt("hi")])
+META = Meta("1" * 32, 1700000000, "model-as-sent", ONE)
 USER = {"role": "user", "content": "hi"}
 
 
@@ -164,13 +166,13 @@ def test_all_fields_arrive() -> None:
     asked = openai_chat.decode(body)
     assert (asked.model, asked.stream, asked.include_usage) == ("m", True, True)
     assert asked.sampling == wire.Sampling(0, 0.5, 4, 0.1)
-    request = asked.to_generate("id", 99)
+    [request] = asked.to_generate("id", 99)
     assert (request.max_tokens, request.seed, request.stop) == (8, 5, ["a", "b"])
-    assert openai_chat.decode(chat()).to_generate("id", 99).seed == 99
+    assert openai_chat.decode(chat()).to_generate("id", 99)[0].seed == 99
 
 
 def messages_of(*messages: dict[str, Any]) -> list[dict[str, Any]]:
-    prompt = openai_chat.decode(chat(messages=list(messages))).prompt
+    prompt = openai_chat.decode(chat(messages=list(messages))).prompts[0]
     assert isinstance(prompt, wire.ChatPrompt)
     return prompt.messages
 
@@ -233,7 +235,7 @@ def test_arguments_of_past_calls_are_objects_where_they_are_and_else_as_sent(sen
     ],
 )
 def test_reasoning_effort_becomes_template_arguments(fields: dict[str, Any], kwargs: dict[str, Any]) -> None:
-    prompt = openai_chat.decode(chat(**fields)).prompt
+    prompt = openai_chat.decode(chat(**fields)).prompts[0]
     assert isinstance(prompt, wire.ChatPrompt)
     assert prompt.template_kwargs == kwargs
 
@@ -249,7 +251,7 @@ def test_reasoning_effort_becomes_template_arguments(fields: dict[str, Any], kwa
 )
 def test_a_completion_prompt_has_four_forms(prompt: Any, decoded: wire.Prompt) -> None:
     asked = openai_completions.decode(json.dumps({"prompt": prompt}).encode())
-    assert asked.prompt == decoded
+    assert asked.prompts[0] == decoded
     assert not asked.split_reasoning
 
 
@@ -280,7 +282,7 @@ def test_unsupported_completion_fields_are_refused_by_name(field: str, value: An
 def test_no_body_whatever_raises_anything_but_refused(body: bytes) -> None:
     for protocol in PROTOCOLS:
         with contextlib.suppress(Refused):
-            assert protocol.decode(body).prompt
+            assert protocol.decode(body).prompts[0]
 
 
 # ---------------------------------------------------------------- failures
@@ -322,7 +324,9 @@ FINISH = wire.Finish("stop", wire.Usage(3, 4, 1, 2), lane="solo")
 def test_any_batches_of_events_give_valid_sse_and_the_same_text(
     protocol: Any, events: list[wire.Event], sizes: list[int], include_usage: bool
 ) -> None:
-    encoder = protocol.stream(Meta("1" * 32, 1, 'name "￼"', include_usage))
+    encoder = protocol.stream(
+        Meta("1" * 32, 1, 'name "￼"', msgspec.structs.replace(ONE, include_usage=include_usage))
+    )
     body, rest, sizes = b"", list(events), list(sizes)
     while rest:
         size = sizes.pop() if sizes else 1
