@@ -15,7 +15,7 @@ from parent.library.library import Library
 from parent.library.machine import cpu
 from parent.live_config import LiveConfig
 from parent.protocols import limits, openai_chat, openai_completions
-from parent.protocols.base import DecodedRequest
+from parent.protocols.base import DecodedRequest, Manners
 from parent.routes.inference import DECODE_HERE, InferenceRoute
 from shared import asgi, wire
 from shared.errors import ErrorCode, Failure, Refused
@@ -151,9 +151,9 @@ def test_a_fault_inside_an_object_is_named_by_its_field() -> None:
 def test_a_long_body_is_decoded_beside_the_event_loop(tmp_path: Path, length: int, beside: bool) -> None:
     threads: list[threading.Thread] = []
 
-    def decode(body: bytes) -> DecodedRequest:
+    def decode(body: bytes, manners: Manners) -> DecodedRequest:
         threads.append(threading.current_thread())
-        return openai_chat.decode(body)
+        return openai_chat.decode(body, manners)
 
     async def receive() -> asgi.Message:
         return {"type": "http.request", "body": b" " * length}
