@@ -44,6 +44,7 @@ class DecodedRequest(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     grammar: wire.Grammar | None = None
     tool_choice: wire.ToolChoice = wire.ToolChoice()
+    as_function_call: bool = False  # a call is shown in the form that OpenAI had before tools
     thinking_budget: int | None = None
     echo: bool = False
     max_tokens: int | None = None

@@ -31,8 +31,13 @@ def around(frame: bytes) -> tuple[bytes, bytes]:
 
     All content chunks of a stream differ only in their text, so the rest is encoded once.
     """
-    before, _, after = frame.rpartition(encode(MARK))
+    before, after = pieces(frame, 1)
     return before, after
+
+
+def pieces(frame: bytes, count: int) -> list[bytes]:
+    """The same where the text stands `count` times: what to join with it."""
+    return frame.rsplit(encode(MARK), count)
 
 
 def named(event: str, payload: Any, event_id: int | None = None) -> bytes:
