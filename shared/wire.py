@@ -176,10 +176,16 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     resume: list[int] = []
 
 
-class RenderRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /render`: the prompt as the model would see it."""
+class RenderRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """`POST /render`: the prompt as the model would see it.
+
+    `add_special`: plain text gets what the tokenizer adds. `add_generation_prompt`: messages end with the beginning of
+    the assistant's turn.
+    """
 
     prompt: Prompt
+    add_special: bool = True
+    add_generation_prompt: bool = True
 
 
 class RenderResult(msgspec.Struct, frozen=True):

@@ -24,7 +24,15 @@ from shared.asgi import (
     start,
 )
 from shared.errors import ErrorCode, Failure, Refused, refuse
-from shared.wire import Failed, GenerateRequest, RenderRequest, RenderResult, StepFrame, WorkerStats
+from shared.wire import (
+    DetokenizeRequest,
+    Failed,
+    GenerateRequest,
+    RenderRequest,
+    RenderResult,
+    StepFrame,
+    WorkerStats,
+)
 from worker.pipeline import Pipeline
 
 log = logging.getLogger("worker")
@@ -33,6 +41,7 @@ Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _generate = msgspec.json.Decoder(GenerateRequest)
 _render = msgspec.json.Decoder(RenderRequest)
+_detokenize = msgspec.json.Decoder(DetokenizeRequest)
 _json = msgspec.json.Encoder()
 
 STEPS = "/steps/"
@@ -89,8 +98,16 @@ def build_app(pipeline: Pipeline, stats: Callable[[], WorkerStats]) -> Handler:
 
     async def render(receive: Receive, send: Send) -> None:
         request = _render.decode(await read_body(receive, ndjson.MAX_LINE))
-        text, ids = await pipeline.render(request.prompt)
+        text, ids = await pipeline.render(
+            request.prompt,
+            add_special=request.add_special,
+            add_generation_prompt=request.add_generation_prompt,
+        )
         await respond(send, 200, _json.encode(RenderResult(text, ids)))
+
+    async def detokenize(receive: Receive, send: Send) -> None:
+        request = _detokenize.decode(await read_body(receive, ndjson.MAX_LINE))
+        await respond(send, 200, _json.encode(await pipeline.detokenize(request.ids)))
 
     async def give_cache(receive: Receive, send: Send) -> None:
         await respond(send, 200, _json.encode(await pipeline.cache_report()))
@@ -101,6 +118,7 @@ def build_app(pipeline: Pipeline, stats: Callable[[], WorkerStats]) -> Handler:
     routes = {
         ("POST", "/generate"): generate,
         ("POST", "/render"): render,
+        ("POST", "/detokenize"): detokenize,
         ("GET", "/stats"): give_stats,
         ("GET", "/cache"): give_cache,
     }

@@ -52,7 +52,7 @@ async def open_context(launch: LaunchModel, loading: Loading) -> ModelContext:
     """Read the texts of the model and wait for its weights. Raises `Refused` (bad_checkpoint, …)."""
     path, checkpoint = Path(launch.path), loading.checkpoint
     tokenizer = load_tokenizer(path)
-    template = load_template(path, tokenizer.config, tokenizer.special)
+    template = load_template(path, tokenizer.config, tokenizer.special, as_sent=launch.messages == "as_sent")
     detokenizers = DetokenizerFactory(tokenizer)
     defaults = read_sampling_defaults(path)
     eos = set(checkpoint.eos_ids)

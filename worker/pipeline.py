@@ -16,6 +16,7 @@ from shared.wire import (
     CacheLookup,
     CacheReport,
     ChatPrompt,
+    DetokenizeResult,
     Event,
     GenerateRequest,
     Prompt,
@@ -28,7 +29,7 @@ from worker.engine.grammar import COMPILE_S, Constraint, Thinking
 from worker.engine.sequence import Sequence
 from worker.resolve import check_ids, check_logprobs, check_sampling, resolve_sampling
 from worker.stream import Stream
-from worker.text.messages import normalise
+from worker.text.conversation import render_chat
 from worker.text.reasoning import starts_open
 
 OnStep = Callable[[StepFrame], None]
@@ -207,23 +208,41 @@ class Pipeline:
         self.is_draining = True
         await self._idle.wait()
 
-    async def render(self, prompt: Prompt) -> tuple[str, list[int]]:
-        """-> (the text as the model sees it, its ids). Raises `Refused`."""
+    async def render(
+        self, prompt: Prompt, *, add_special: bool = True, add_generation_prompt: bool = True
+    ) -> tuple[str, list[int]]:
+        """-> (the text as the model sees it, its ids). Raises `Refused`.
+
+        `add_special`: with what the tokenizer adds to plain text. `add_generation_prompt`: a conversation ends with
+        the beginning of the assistant's turn.
+        """
+        tokenizer = self.context.tokenizer
         if isinstance(prompt, ChatPrompt):
-            text = await self._render_chat(prompt)
-            return text, await self._encode(self.context.tokenizer.encode_rendered, text, "messages")
+            text = await self._render_chat(prompt, add_generation_prompt)
+            return text, await self._encode(tokenizer.encode_rendered, text, "messages")
         if isinstance(prompt, TextPrompt):
-            return prompt.text, await self._encode(self.context.tokenizer.encode_text, prompt.text, "prompt")
+            encode = tokenizer.encode_text if add_special else tokenizer.encode_rendered
+            return prompt.text, await self._encode(encode, prompt.text, "prompt")
         check_ids(prompt.ids, self.context.facts.vocab_size, "prompt")
         if len(prompt.ids) >= self.context.context:
             raise self._too_long(f"{len(prompt.ids)} tokens", len(prompt.ids), self.context.context, "prompt")
-        return self.context.tokenizer.core.decode(prompt.ids, skip_special_tokens=False), prompt.ids
+        return tokenizer.core.decode(prompt.ids, skip_special_tokens=False), prompt.ids
 
-    async def _render_chat(self, prompt: ChatPrompt) -> str:
+    async def detokenize(self, ids: list[int]) -> DetokenizeResult:
+        """The text of these ids, and what each stands for. Raises `Refused`."""
+        check_ids(ids, self.context.facts.vocab_size, "tokens")
+
+        def spell() -> DetokenizeResult:
+            text = self.context.tokenizer.core.decode(ids, skip_special_tokens=False)
+            return DetokenizeResult(text, [self.context.detokenizers.spelled(token) for token in ids])
+
+        return spell() if len(ids) <= THREAD_ABOVE else await asyncio.to_thread(spell)
+
+    async def _render_chat(self, prompt: ChatPrompt, add_generation_prompt: bool) -> str:
         """In a thread: a template is somebody else's program, and may take its time."""
 
         def render() -> str:
-            return self.context.template.render(normalise(prompt.messages), prompt.template_kwargs)
+            return render_chat(self.context.template, prompt, add_generation_prompt=add_generation_prompt)
 
         try:
             async with asyncio.timeout(RENDER_S):
