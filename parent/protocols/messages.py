@@ -24,9 +24,6 @@ def checked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-normalise = checked
-
-
 def _check(message: dict[str, Any], where: str) -> None:
     role = message.get("role")
     if role not in ROLES:
