@@ -34,6 +34,7 @@ from parent.routes.health import Health
 from parent.routes.inference import InferenceRoute
 from parent.routes.models import Models
 from parent.routes.static import Static
+from parent.routes.text import TextRoutes
 from parent.workers.runtime_file import RuntimeRecord
 from shared import asgi
 from shared.errors import Refused
@@ -101,6 +102,7 @@ class Application:
     def _routes(self) -> list[BaseRoute]:
         health, static = self.health, Static()
         models = Models(self.pool, created=int(time.time()))
+        text = TextRoutes(self.pool)
         workers = Workers(self.pool, self.bus, health.view)
         memory, config = Memory(self.pool), Config(self.live, self.pool.roster.known)
         quarantine = Quarantine(self.forwarder.quarantine)
@@ -117,6 +119,9 @@ class Application:
             ("POST", "/v1/models/{id:path}/unload", models.unload),
             ("GET", "/v1/models/{id:path}", models.one),
             *(("POST", each.path, InferenceRoute(each, self.forwarder)) for each in PROTOCOLS),
+            ("POST", "/tokenize", text.tokenize),
+            ("POST", "/detokenize", text.detokenize),
+            ("POST", "/apply-template", text.apply_template),
             ("POST", "/admin/workers/{id:path}/restart", workers.restart),
             ("POST", "/admin/workers/{id:path}/check", workers.check),
             ("GET", "/admin/workers/{id:path}/cache", workers.cache),

@@ -70,7 +70,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-Body = TypeVar("Body", bound=CommonBody)
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 def parse(body: bytes, kind: type[Body], manners: Manners) -> Body:
