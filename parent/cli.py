@@ -126,7 +126,7 @@ def _options_last(words: list[str]) -> list[str]:
         fields,  # here: a command line that begins with its command needs no look at them
     )
 
-    taking_a_value = {"--config", *(known.flag for known in fields().values())}
+    taking_a_value = {"--config", *(flag for known in fields().values() for flag in known.flags)}
     early, rest = [], list(words)
     while rest and rest[0].startswith("-"):
         flag, equals, _ = rest[0].partition("=")
