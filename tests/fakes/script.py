@@ -20,6 +20,9 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_event: int = 1
     lockstep: bool = False  # all streams step together, as the rows of one engine do
     reasoning: int = 0  # so many tokens at the start are reasoning
+    calls: tuple[
+        tuple[str, str], ...
+    ] = ()  # (name, arguments): after its text it calls what is offered of these
     queue_ms: float = 0.0  # accepted, but not running yet
     prefill_ms: float = 0.0
     prefill_chunks: int = 0
