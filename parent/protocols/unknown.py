@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Collection, Iterator
+from functools import cache
 from typing import Any, get_args
 
 import msgspec
@@ -17,16 +18,22 @@ def refuse_unknown(
 
     `ignored`: names that are fine beside those of `kind`.
     """
-    known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    known = _known(kind)
     for name, inner in value.items():
         if name in known:
-            for inner_kind in _structs(known[name]):
+            for inner_kind in known[name]:
                 for place, each in _objects(inner, f"{where}{name}"):
                     refuse_unknown(each, inner_kind, (), f"{place}.")
         elif name not in ignored:
             near = difflib.get_close_matches(name[:MAX_SHOWN], [*known, *ignored], 1)
             hint = f"did you mean {near[0]}?" if near else "leave it out, or serve without --strict"
             raise invalid(f"{where}{name[:MAX_SHOWN]}", f"this field is not known here; {hint}")
+
+
+@cache
+def _known(kind: type[msgspec.Struct]) -> dict[str, list[type[msgspec.Struct]]]:
+    """Its fields, and of each the objects that may stand in it."""
+    return {field.encode_name: list(_structs(field.type)) for field in msgspec.structs.fields(kind)}
 
 
 def _structs(kind: Any) -> Iterator[type[msgspec.Struct]]:

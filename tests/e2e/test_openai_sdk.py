@@ -180,6 +180,7 @@ FAKE_CHAT: dict[str, tuple[dict[str, Any], Check]] = {
         lambda got: [len(each.calls) for each in got.choices] == [2, 2, 2] and got.usage[0] == 2,
     ),
     "n": ({"n": 4}, lambda got: len({each.text for each in got.choices}) > 1 and got.usage == (2, 12)),
+    "n at its limit": ({"n": 64}, lambda got: len(got.choices) == 64 and got.usage == (2, 192)),
     "logprobs": (
         {"logprobs": True, "top_logprobs": 2},
         lambda got: (
@@ -187,7 +188,7 @@ FAKE_CHAT: dict[str, tuple[dict[str, Any], Check]] = {
             and all(len(entry["top_logprobs"]) == 2 for entry in got.only.logprobs)
         ),
     ),
-    "stream_options": (
+    "fields that do nothing": (
         {"extra_body": {"reasoning": {"max_tokens": 5}}, "user": "me", "metadata": {"a": "b"}, "store": True},
         lambda got: got.usage == (2, 3),
     ),
