@@ -99,11 +99,8 @@ def test_too_many_messages_are_refused() -> None:
     [
         ({"chat_template_kwargs": {"a": nested(70)}}, "chat_template_kwargs"),
         ({"messages": [USER | {"extra": nested(70)}]}, "messages[0]"),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments":
-            json.dumps({"a": nested(70)})}}]}]},
-            "messages[0]",
-        ),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "a": nested(70)}}]}]},
+         "messages[0]"),
         ({}, None),
     ],
 )  # fmt: skip
