@@ -17,6 +17,8 @@ from worker.text.detokenizer import DetokenizerFactory
 from worker.text.reasoning import ReasoningFormat, detect_format
 from worker.text.template import ChatTemplate, load_template
 from worker.text.tokenizer import TextTokenizer, load_tokenizer
+from worker.text.toolcalls import detect
+from worker.text.toolcalls.form import Format
 
 FALLBACK_CONTEXT = 4096  # tokens, when the checkpoint does not say
 
@@ -31,6 +33,7 @@ class ModelContext:
     detokenizers: DetokenizerFactory
     template: ChatTemplate
     reasoning: ReasoningFormat | None
+    calls: Format | None
     eos: frozenset[int]
     defaults: Sampling
     kv: KvBudget
@@ -59,6 +62,12 @@ async def open_context(launch: LaunchModel, loading: Loading) -> ModelContext:
     if tokenizer.eos_id is not None:
         eos.add(tokenizer.eos_id)
     reasoning = detect_format(template.source())
+    if reasoning is not None and tokenizer.core.token_to_id(reasoning.open) in tokenizer.special_ids:
+        reasoning = reasoning._replace(anywhere=True)  # no text can look like it
+    calls = detect(template.source(tools=True))
+    if calls is not None:
+        ends = (tokenizer.core.token_to_id(mark) for mark in calls.ends)
+        eos |= {token for token in ends if token in tokenizer.special_ids}
     context_size = checkpoint.context or FALLBACK_CONTEXT
     if launch.max_context:
         context_size = min(context_size, launch.max_context)
@@ -74,6 +83,7 @@ async def open_context(launch: LaunchModel, loading: Loading) -> ModelContext:
         weights_bytes=held["weights_bytes"],
         kv_bytes_per_token=held["kv_bytes_per_token"],
         reasoning=reasoning is not None,
+        tools=calls.name if calls is not None else "",
         has_chat_template=bool(template.sources),
         device=held["device"],
         blas=os.environ.get("MLXD_BLAS_NAME", ""),
@@ -86,6 +96,7 @@ async def open_context(launch: LaunchModel, loading: Loading) -> ModelContext:
         detokenizers,
         template,
         reasoning,
+        calls,
         frozenset(eos),
         defaults,
         loaded.kv,

@@ -25,12 +25,12 @@ from shared.wire import (
 )
 from worker.context import ModelContext
 from worker.engine.engine import Engine, Output
-from worker.engine.grammar import COMPILE_S, Constraint, Thinking
+from worker.engine.grammar import COMPILE_S, Constraint
 from worker.engine.sequence import Sequence
 from worker.resolve import check_ids, check_logprobs, check_sampling, resolve_sampling
+from worker.shape import Shape, shape_of
 from worker.stream import Stream
 from worker.text.conversation import render_chat
-from worker.text.reasoning import starts_open
 
 OnStep = Callable[[StepFrame], None]
 
@@ -86,7 +86,8 @@ class Pipeline:
         if not ids:
             raise refuse(ErrorCode.INVALID_REQUEST, "the prompt is empty: it has no tokens", param=param)
         limit = self._limit(request.max_context, len(ids), param)
-        constraint = await self._constrain(request, rendered)
+        shape = shape_of(self.context, request, rendered)
+        constraint = await self._constrain(request, shape)
         room = limit - len(ids)
         sequence = Sequence(
             id=request.request_id,
@@ -103,7 +104,7 @@ class Pipeline:
             num_resumed=len(request.resume),
             constraint=constraint,
         )
-        return Stream(self.context, request, sequence, rendered, limit)
+        return Stream(self.context, request, sequence, rendered, shape, limit)
 
     async def run(self, stream: Stream) -> AsyncGenerator[list[Event]]:
         """Submit and yield events until the last one; leaving early cancels the sequence."""
@@ -133,17 +134,16 @@ class Pipeline:
         check_logprobs(request.logprobs)
         check_ids(request.resume, vocab_size, "resume")
 
-    async def _constrain(self, request: GenerateRequest, rendered: str) -> Constraint | None:
-        """The grammar of a request, behind the thoughts that its prompt has begun or its model may begin."""
-        if request.grammar is None:
+    async def _constrain(self, request: GenerateRequest, shape: Shape) -> Constraint | None:
+        """What the tokens of an answer have to be: thoughts of some length, then text of some form, or calls."""
+        calls = shape.enforced(request.grammar)
+        budget = shape.budget(self.context, request.thinking_budget)
+        if request.grammar is None and calls is None and budget is None:
             return None
-        form, thinking = self.context.reasoning, None
-        if form is not None and isinstance(request.prompt, ChatPrompt):
-            is_open = starts_open(rendered, form)
-            thinking = None if is_open is False else Thinking(form.open, form.close, bool(is_open))
+        thinking = shape.thoughts()
         grammars = self.context.grammars
         work = asyncio.get_running_loop().run_in_executor(
-            grammars.pool, grammars.compile, request.grammar, thinking, request.resume
+            grammars.pool, grammars.compile, request.grammar, thinking, request.resume, calls, budget
         )
         try:
             async with asyncio.timeout(COMPILE_S):

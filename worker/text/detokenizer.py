@@ -9,6 +9,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from worker.text.tokenizer import TextTokenizer
@@ -107,17 +108,30 @@ class DetokenizerFactory:
         kind, self._strip = _kind(decoder)
         self._to_bytes = {"byte_level": _byte_level, "sentencepiece": _sentencepiece}.get(kind)
         self._known: dict[int, bytes] = dict.fromkeys(tokenizer.special_ids, b"")
+        self._with_marks: dict[frozenset[str], dict[int, bytes]] = {}
         self._added = {
             token_id: token.content.encode()
             for token_id, token in tokenizer.core.get_added_tokens_decoder().items()
             if kind == "sentencepiece"
         }
 
-    def new(self) -> Detokenizer:
+    def new(self, marks: frozenset[str] = frozenset()) -> Detokenizer:
+        """A stream. `marks`: special tokens that are text in it; the others are left out."""
+        core = self._tokenizer.core
+        ids = {core.token_to_id(mark): mark for mark in marks}
+        seen = {i: mark for i, mark in ids.items() if i in self._tokenizer.special_ids}
         if self._to_bytes is None:
-            core = self._tokenizer.core
-            return WindowDetokenizer(lambda ids: core.decode(list(ids), skip_special_tokens=True))
-        return ByteDetokenizer(self._piece, self._strip)
+            if not seen:
+                return WindowDetokenizer(lambda ids: core.decode(list(ids), skip_special_tokens=True))
+            hidden = self._tokenizer.special_ids - set(seen)
+            return WindowDetokenizer(
+                lambda ids: core.decode([i for i in ids if i not in hidden], skip_special_tokens=False)
+            )
+        known = self._known
+        if seen:
+            special = {i: seen.get(i, "").encode() for i in self._tokenizer.special_ids}
+            known = self._with_marks.setdefault(frozenset(seen.values()), special)
+        return ByteDetokenizer(partial(self._piece, known), self._strip)
 
     def spelled(self, token_id: int) -> bytes:
         """What a token stands for by itself, special ones too."""
@@ -129,10 +143,10 @@ class DetokenizerFactory:
             return token.encode()
         if self._to_bytes is None:
             return core.decode([token_id], skip_special_tokens=False).encode()
-        return self._piece(token_id)
+        return self._piece(self._known, token_id)
 
-    def _piece(self, token_id: int) -> bytes:
-        piece = self._known.get(token_id)
+    def _piece(self, known: dict[int, bytes], token_id: int) -> bytes:
+        piece = known.get(token_id)
         if piece is None:
             assert self._to_bytes is not None
             token = self._tokenizer.core.id_to_token(token_id)
@@ -140,7 +154,7 @@ class DetokenizerFactory:
                 piece = b""
             else:
                 piece = self._added.get(token_id) or self._to_bytes(token)
-            self._known[token_id] = piece
+            known[token_id] = piece
         return piece
 
 

@@ -4,13 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.text.reasoning import FORMATS, ReasoningSplitter, detect_format, starts_open
+from worker.text.reasoning import FORMATS, Start, detect_format, start_of
+from worker.text.toolcalls.answer import AnswerParser
 
-THINK = FORMATS[0]
+THINK = FORMATS[-1]
+CHANNEL = FORMATS[1]
 
 
 def run(pieces: list[str], begins: bool | None) -> tuple[str, str]:
-    splitter = ReasoningSplitter(THINK, begins)
+    splitter = AnswerParser(None, {}, THINK, Start(begins))
     found = [pair for piece in pieces for pair in splitter.feed(piece)] + splitter.flush()
     return (
         "".join(text for kind, text in found if kind == "reasoning"),
@@ -59,7 +61,7 @@ def test_pieces_and_single_characters_agree(pieces, begins):
     ],
 )
 def test_where_the_answer_begins_is_read_from_the_end_of_the_prompt(rendered, expected):
-    assert starts_open(rendered, THINK) is expected
+    assert start_of(rendered, THINK).thinking is expected
 
 
 def test_the_format_is_found_in_the_template():
