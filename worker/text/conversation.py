@@ -19,6 +19,9 @@ from worker.text.template import ChatTemplate
 MARK = "Here-the-answer-goes-on. "
 """Stands after the last words while they are rendered. Its space shows whether the template strips what it prints."""
 
+MOST_PARTED = 1000
+"""Calls that are given to a template one by one. It may look through all messages at each, so more are text."""
+
 
 def render_chat(template: ChatTemplate, prompt: ChatPrompt, *, add_generation_prompt: bool = True) -> str:
     """The text of a prompt. Raises `Refused` (template_failed, invalid_request, unsupported)."""
@@ -70,11 +73,14 @@ def _with_tools(
     if not template.as_sent:
         messages = linked([message for _, message in numbered])
         numbered = [(index, message) for (index, _), message in zip(numbered, messages, strict=True)]
-    if not able.calls:
-        numbered = functions.calls_in_text(numbered, template.source(bool(tools)))
-    elif not able.parallel and not template.as_sent:
+    parts_calls = able.calls and not able.parallel and not template.as_sent
+    writes_calls = able.calls
+    if parts_calls and functions.num_calls(numbered) <= MOST_PARTED:
         numbered = functions.one_by_one(numbered)
-    if not able.results or not (able.calls or able.tools):
+    elif parts_calls or not able.calls:
+        numbered = functions.calls_in_text(numbered, template.source(bool(tools)))
+        writes_calls = False
+    if not able.results or not (writes_calls or (able.tools and not able.calls)):
         numbered = functions.results_in_text(numbered)
     if not tools or able.tools:
         return numbered, tools

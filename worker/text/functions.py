@@ -5,6 +5,7 @@ The text is the one that most open models have seen: functions as JSON lines in 
 them; its models write calls as Python does (Liquid AI's documentation, "Tool use").
 """
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -107,20 +108,17 @@ def _json(value: Any) -> str:
 def results_in_text(numbered: Numbered) -> Numbered:
     """Past results as what a user says; those that follow each other are one message."""
     made: Numbered = []
-    goes_on = False
-    for index, message in numbered:
-        is_result = message.get("role") == "tool"
+    for is_result, group in itertools.groupby(numbered, lambda pair: pair[1].get("role") == "tool"):
+        pairs = list(group)
         if is_result:
-            content = message["content"]
-            said = content if isinstance(content, str) else _json(content)
-            text = f"<tool_response>\n{said}\n</tool_response>"
-            if goes_on:
-                index, before = made.pop()
-                text = f"{before['content']}\n{text}"
-            message = {"role": "user", "content": text}
-        made.append((index, message))
-        goes_on = is_result
+            said = "\n".join(_result_text(message["content"]) for _, message in pairs)
+            pairs = [(pairs[0][0], {"role": "user", "content": said})]
+        made += pairs
     return made
+
+
+def _result_text(content: Any) -> str:
+    return f"<tool_response>\n{content if isinstance(content, str) else _json(content)}\n</tool_response>"
 
 
 def one_by_one(numbered: Numbered) -> Numbered:
@@ -133,16 +131,15 @@ def one_by_one(numbered: Numbered) -> Numbered:
         if len(message.get("tool_calls", ())) < 2:
             made.append((index, message))
             continue
-        results: Numbered = []
+        results: dict[str, Numbered] = {}
         while at < len(numbered) and numbered[at][1].get("role") == "tool":
-            results.append(numbered[at])
+            results.setdefault(str(numbered[at][1].get("tool_call_id")), []).append(numbered[at])
             at += 1
         for place, call in enumerate(message["tool_calls"]):
             one = message if not place else {"role": "assistant", "content": ""}
             made.append((index, {**one, "tool_calls": [call]}))
-            made += [pair for pair in results if pair[1].get("tool_call_id") == call.get("id")]
-            results = [pair for pair in results if pair[1].get("tool_call_id") != call.get("id")]
-        made += results
+            made += results.pop(str(call.get("id")), [])
+        made += [pair for pairs in results.values() for pair in pairs]
     return made
 
 
@@ -151,6 +148,11 @@ def system_first(numbered: Numbered) -> Numbered:
     said = [pair for pair in numbered if pair[1].get("role") == "system"]
     rest = [pair for pair in numbered if pair[1].get("role") != "system"]
     return [(said[0][0], message) for message in joined([message for _, message in said])] + rest
+
+
+def num_calls(numbered: Numbered) -> int:
+    """How many calls there are in all."""
+    return sum(len(message.get("tool_calls", ())) for _, message in numbered)
 
 
 def speak_of_tools(messages: Messages) -> bool:

@@ -6,6 +6,7 @@ they parse to one, and what was thought is `reasoning_content`. Keys that say no
 """
 
 import re
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -33,6 +34,7 @@ def has_calls(message: Message) -> bool:
     return "tool_calls" in message
 
 
+@lru_cache(maxsize=8)
 def thought_style(source: str) -> Style:
     """Where a template looks for what an assistant thought."""
     if "reasoning_content" in source:

@@ -41,7 +41,7 @@ def with_user(messages: Messages) -> Messages:
 def linked(messages: Messages) -> Messages:
     """Calls without an id get one, results without one get that of the first call that has no result yet."""
     made: Messages = []
-    waiting: list[str] = []
+    waiting: dict[str, None] = {}  # ids of calls without a result, in their order
     count = 0
     for message in messages:
         if has_calls(message):
@@ -49,13 +49,12 @@ def linked(messages: Messages) -> Messages:
             for call in message["tool_calls"]:
                 count += 1
                 calls.append(call if call.get("id") else {**call, "id": f"call{count:05d}"})
-            waiting = [call["id"] for call in calls]
+            waiting = dict.fromkeys(str(call["id"]) for call in calls)
             message = {**message, "tool_calls": calls}
         elif message.get("role") == "tool":
-            answered = message.get("tool_call_id") or (waiting[0] if waiting else None)
-            if answered in waiting:
-                waiting.remove(answered)
+            answered = message.get("tool_call_id") or next(iter(waiting), None)
             if answered:
+                waiting.pop(str(answered), None)
                 message = {**message, "tool_call_id": answered}
         made.append(message)
     return made
@@ -63,13 +62,13 @@ def linked(messages: Messages) -> Messages:
 
 def named(messages: Messages) -> Messages:
     """Results say the name of the tool that they come from."""
-    names: dict[Any, str] = {}
+    names: dict[str, Any] = {}
     made: Messages = []
     for message in messages:
         for call in message.get("tool_calls", ()):
-            names[call.get("id")] = call["function"].get("name")
+            names[str(call.get("id"))] = call["function"].get("name")
         if message.get("role") == "tool" and not message.get("name"):
-            name = names.get(message.get("tool_call_id"))
+            name = names.get(str(message.get("tool_call_id")))
             message = {**message, "name": name} if name else message
         made.append(message)
     return made
@@ -153,36 +152,37 @@ def prefixed(messages: Messages, message: Message) -> Messages:
     at = next((i for i, each in enumerate(messages) if each.get("role") == "user"), None)
     if at is None:
         return [message, *messages]
-    return [*messages[:at], _both(message, messages[at]), *messages[at + 1 :]]
+    return [*messages[:at], as_one([message, messages[at]]), *messages[at + 1 :]]
 
 
 def joined(messages: Messages) -> Messages:
     """Neighbours of one role as one message, a blank line between their texts. A call ends a message."""
-    made: Messages = []
+    made: list[Messages] = []
     for message in messages:
-        last = made[-1] if made else {}
+        last = made[-1][-1] if made else {}
         is_same = last.get("role") == message.get("role") and message.get("role") != "tool"
         if is_same and not has_calls(last):
-            made[-1] = _both(last, message)
+            made[-1].append(message)
         else:
-            made.append(message)
-    return made
+            made.append([message])
+    return [as_one(neighbours) for neighbours in made]
 
 
-def _both(first: Message, second: Message) -> Message:
-    thoughts = [m["reasoning_content"] for m in (first, second) if m.get("reasoning_content")]
-    both = {**first, **second, "content": _texts(first["content"], second["content"])}
-    return {**both, "reasoning_content": "\n\n".join(thoughts)} if thoughts else both
-
-
-def _texts(first: Any, second: Any) -> Any:
-    """Both contents, strings or lists of parts."""
-    if isinstance(first, str) and isinstance(second, str):
-        return "\n\n".join(text for text in (first, second) if text)
-    return [*_parts(first), *_parts(second)]
+def as_one(messages: Messages) -> Message:
+    """One message with all that these say; keys of later ones win."""
+    if len(messages) == 1:
+        return messages[0]
+    one: Message = {}
+    for message in messages:
+        one |= message
+    thoughts = [message["reasoning_content"] for message in messages if message.get("reasoning_content")]
+    if thoughts:
+        one["reasoning_content"] = "\n\n".join(thoughts)
+    contents = [message["content"] for message in messages if message["content"]]
+    if all(isinstance(content, str) for content in contents):
+        return {**one, "content": "\n\n".join(contents)}
+    return {**one, "content": [part for content in contents for part in _parts(content)]}
 
 
 def _parts(content: Any) -> list[Any]:
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}] if content else []
-    return list(content)
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)

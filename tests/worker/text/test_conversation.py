@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shared.errors import ErrorCode, Refused
 from shared.wire import ChatPrompt, Tool
@@ -205,6 +207,13 @@ def test_template_that_writes_one_call_a_message_gets_them_one_by_one_with_their
     )
 
 
+def test_template_that_writes_one_call_a_message_gets_very_many_in_words():
+    messages = [*chat("u hi"), calls(*["{}"] * 1001), result("five", "c1000")]
+    text = show(ONE_CALL, messages)
+    assert text.count("<tool_call>") == 1001
+    assert text.endswith("[user]<tool_response>\nfive\n</tool_response>\n[assistant]")
+
+
 def test_template_of_lfm_gets_past_calls_as_its_models_write_them():
     source = "List of tools: [{{ tools }}]" + ANY_ROLE
     text = show(source, [*chat("u hi"), calls('{"a": "x", "b": true}', '"no"'), result("5")], TOOL)
@@ -271,3 +280,44 @@ def test_template_where_no_answer_can_go_on_the_request_is_refused(source, messa
     with pytest.raises(Refused, match=words) as refused:
         show(source, messages, continue_final=True)
     assert refused.value.failure.code is code
+
+
+# ---------------------------------------------------------------- any conversation
+
+_WORDS = st.text(max_size=6)
+_PART = st.fixed_dictionaries({"type": st.just("text"), "text": _WORDS})
+_CALL = st.fixed_dictionaries(
+    {
+        "function": st.fixed_dictionaries(
+            {"name": _WORDS}, optional={"arguments": st.none() | _WORDS | st.just({"a": 1})}
+        )
+    },
+    optional={"id": st.none() | _WORDS | st.integers(), "type": st.just("function")},
+)
+_MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "developer", "user", "assistant", "tool"])},
+    optional={
+        "content": st.none() | _WORDS | st.lists(_WORDS | _PART),
+        "tool_calls": st.none() | st.lists(_CALL, max_size=3),
+        "reasoning_content": st.none() | _WORDS,
+        "tool_call_id": st.none() | _WORDS | st.integers(),
+        "name": st.none() | _WORDS,
+    },
+)
+
+
+@given(
+    st.sampled_from(
+        [ANY_ROLE, STRICT, KNOWS_TOOLS, ONE_CALL, THINKS, "{{ messages[0].content | length != 9 }}"]
+    ),
+    st.lists(_MESSAGE, max_size=6),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+def test_normalise_any_conversation_is_rendered_or_refused(source, messages, with_tool, as_sent, goes_on):
+    try:
+        text = show(source, messages, *[TOOL] * with_tool, as_sent=as_sent, continue_final=goes_on)
+    except Refused:  # whatever else is raised fails here
+        text = ""
+    assert "Here-the-answer-goes-on" not in text
