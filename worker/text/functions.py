@@ -18,7 +18,7 @@ from worker.text.schemas import typed
 Numbered = list[tuple[int, Message]]
 """Messages with the index that each has in the request; -1: it is ours."""
 
-_LFM = ("List of tools: [", "<|tool_list_start|>")
+_LFM = ("<|tool_call_start|>", "<|tool_list_start|>", "List of tools: [")
 _CALL = (
     '<tool_call>\n{"name": <name of the function>, "arguments": <its arguments, a JSON object>}\n</tool_call>'
 )
