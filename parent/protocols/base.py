@@ -5,7 +5,7 @@ encoder is a `CompletionStreamProtocol`: the request pipeline feeds it events an
 knows nothing else of any format.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 from typing import Protocol as Interface
 
@@ -109,19 +109,22 @@ class CompletionStreamProtocol(Interface):
 
 
 class Part(msgspec.Struct):
-    """A stretch of an answer: text, thinking, or a call of a tool, whose `text` are the arguments."""
+    """A stretch of an answer: text, thinking, or a call of a tool, whose `text` are the arguments.
+
+    `logprobs`: of text.
+    """
 
     kind: Literal["text", "reasoning", "tool_call"]
     text: str
     id: str = ""
     name: str = ""
+    logprobs: list[wire.Logprob] = []
 
 
 class Answer(msgspec.Struct):
     """A whole answer, gathered from its events: its parts in their order."""
 
     parts: list[Part] = []
-    logprobs: list[wire.Logprob] = []  # of its text
     prompt: str = ""  # where an echo was asked for
     finish: wire.Finish | None = None
 
@@ -129,8 +132,7 @@ class Answer(msgspec.Struct):
         """Take events in; `Failed` is not for an answer."""
         for event in events:
             if isinstance(event, wire.Text):
-                self.logprobs += event.logprobs
-                self._append("text", event.text)
+                self._append("text", event.text, event.logprobs)
             elif isinstance(event, wire.Reasoning):
                 self._append("reasoning", event.text)
             elif isinstance(event, wire.ToolCall):
@@ -143,11 +145,14 @@ class Answer(msgspec.Struct):
             elif isinstance(event, wire.Finish):
                 self.finish = event
 
-    def _append(self, kind: Literal["text", "reasoning"], text: str) -> None:
+    def _append(
+        self, kind: Literal["text", "reasoning"], text: str, logprobs: Sequence[wire.Logprob] = ()
+    ) -> None:
         if self.parts and self.parts[-1].kind == kind:
             self.parts[-1].text += text
-        elif text:
-            self.parts.append(Part(kind, text))
+            self.parts[-1].logprobs += logprobs
+        elif text or logprobs:
+            self.parts.append(Part(kind, text, logprobs=list(logprobs)))
 
     @property
     def text(self) -> str:
@@ -156,6 +161,11 @@ class Answer(msgspec.Struct):
     @property
     def reasoning(self) -> str:
         return "".join(part.text for part in self.parts if part.kind == "reasoning")
+
+    @property
+    def logprobs(self) -> list[wire.Logprob]:
+        """Of its text."""
+        return [each for part in self.parts for each in part.logprobs]
 
     @property
     def calls(self) -> list[Part]:
