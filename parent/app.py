@@ -20,6 +20,7 @@ from parent.admin.restart import Restart
 from parent.admin.workers import Workers
 from parent.bus import Bus
 from parent.db import Database
+from parent.inference.background import Background
 from parent.inference.forward import Forwarder
 from parent.inference.history import History
 from parent.jobs.queue import JobQueue
@@ -33,6 +34,7 @@ from parent.routes.front import Front, not_found
 from parent.routes.health import Health
 from parent.routes.inference import InferenceRoute
 from parent.routes.models import Models
+from parent.routes.responses import ResponsesRoutes
 from parent.routes.static import Static
 from parent.routes.text import TextRoutes
 from parent.workers.runtime_file import RuntimeRecord
@@ -88,6 +90,7 @@ class Application:
         )
         self._queue_timer: asyncio.TimerHandle | None = None
         self.forwarder = Forwarder(self.pool)
+        self.background = Background()
         self.health = Health(self.pool, restart.boot if restart else secrets.token_hex(8), self.history)
         self._restart = restart
         self._tasks: set[asyncio.Task[None]] = set()
@@ -103,6 +106,7 @@ class Application:
         health, static = self.health, Static()
         models = Models(self.pool, created=int(time.time()))
         text = TextRoutes(self.pool)
+        responses = ResponsesRoutes(self.forwarder, self.history, self.background)
         workers = Workers(self.pool, self.bus, health.view)
         memory, config = Memory(self.pool), Config(self.live, self.pool.roster.known)
         quarantine = Quarantine(self.forwarder.quarantine)
@@ -119,6 +123,12 @@ class Application:
             ("POST", "/v1/models/{id:path}/unload", models.unload),
             ("GET", "/v1/models/{id:path}", models.one),
             *(("POST", each.path, InferenceRoute(each, self.forwarder)) for each in PROTOCOLS),
+            ("POST", "/v1/responses", responses.create),
+            ("POST", "/v1/responses/input_tokens", responses.input_tokens),
+            ("GET", "/v1/responses/{id}", responses.one),
+            ("DELETE", "/v1/responses/{id}", responses.delete),
+            ("POST", "/v1/responses/{id}/cancel", responses.cancel),
+            ("GET", "/v1/responses/{id}/input_items", responses.input_items),
             ("POST", "/tokenize", text.tokenize),
             ("POST", "/detokenize", text.detokenize),
             ("POST", "/apply-template", text.apply_template),
@@ -193,6 +203,7 @@ class Application:
     async def stop(self) -> None:
         """Returns when no worker is left, and everything is written."""
         self.close()
+        await self.background.close()
         await asyncio.gather(self.pool.stop(), self.jobs.close())
         await self.db.close()
 

@@ -39,10 +39,10 @@ def encode(input: list[Item], response: Response) -> bytes:
     return msgspec.json.encode({"input": input, "response": response})
 
 
-def response_of(delta: bytes, *, is_running: bool) -> bytes:
-    """The response as it is told; one that nobody works on any more has failed."""
+def response_of(delta: bytes) -> bytes:
+    """The response as it is told. Nobody works on it any more, so one that is not over has failed."""
     raw = bytes(_decode(delta).response)
-    if is_running or _decode_kept(raw).status not in UNFINISHED:
+    if _decode_kept(raw).status not in UNFINISHED:
         return raw
     told: dict[str, Any] = msgspec.json.decode(raw)
     told |= {"status": "failed", "error": {"code": "server_error", "message": LOST}}

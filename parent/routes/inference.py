@@ -5,6 +5,8 @@ import hashlib
 import secrets
 import time
 import uuid
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 from parent.config import Settings
 from parent.inference.forward import Forwarder, Order
@@ -12,12 +14,13 @@ from parent.inference.profiles import apply
 from parent.inference.record import Record
 from parent.inference.reply import Emit, send_answer, send_failure, send_stream
 from parent.library.catalog import ModelEntry
-from parent.protocols.base import Manners, Meta, Protocol
-from shared import asgi
+from parent.protocols.base import DecodedRequest, Manners, Meta, Protocol
+from shared import asgi, wire
 from shared.errors import Refused
 from shared.version import VERSION
 
 DECODE_HERE = 64 * 1024  # bytes; a longer body is decoded in a thread, beside the loop
+T = TypeVar("T")
 
 
 class InferenceRoute:
@@ -40,39 +43,17 @@ class InferenceRoute:
     async def _answer(
         self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send, record: Record
     ) -> None:
-        protocol, settings = self.protocol, self.forwarder.pool.settings
-        manners = manners_of(settings)
+        protocol, forwarder = self.protocol, self.forwarder
         try:
-            body = await asgi.read_body(
-                receive,
-                settings.max_body_bytes,
-                declared=declared_length(scope),
-                silence_s=settings.request_wait_s,
-            )
-            if len(body) <= DECODE_HERE:
-                asked = protocol.decode(body, manners)
-            else:
-                asked = await asyncio.to_thread(protocol.decode, body, manners)
-            del body
-            found = await self.forwarder.pool.roster.choose(asked.model)
+            asked = await read(scope, receive, forwarder.pool.settings, protocol.decode)
+            admitted = await admit(scope, asked, forwarder, record)
         except Refused as refused:
             record.end = refused.failure.code
             await send_failure(send, protocol, refused.failure)
             return
-        record.model, record.stream = found.entry.id, asked.stream
-        named = asked.model if asked.model and not found.is_fallback else found.entry.id
-        headers = [(b"x-mlxd-fallback", found.entry.id.encode())] if found.is_fallback else []
-        asked = apply(asked, found.profile)
-        meta = Meta(uuid.uuid4().hex, int(time.time()), named, asked, manners, fingerprint_of(found.entry))
-        requests = asked.to_generate(scope["request_id"], secrets.randbits(63))
-        order = Order(found.entry, client_of(scope), asked.keep_alive_s)
 
         async def forward(emit: Emit) -> None:
-            try:
-                await self.forwarder.forward_all(order, requests, emit, record)
-            except Refused as refused:
-                record.end = refused.failure.code
-                raise
+            await forwarded(forwarder, admitted, emit, record)
 
         async def work() -> None:
             if asked.stream:
@@ -80,17 +61,64 @@ class InferenceRoute:
                     send,
                     scope["body_send"],
                     protocol,
-                    meta,
+                    admitted.meta,
                     forward,
-                    keepalive_s=settings.keepalive_s,
+                    keepalive_s=forwarder.pool.settings.keepalive_s,
                     status=record.status,
-                    headers=headers,
+                    headers=admitted.headers,
                 )
             else:
-                await send_answer(send, protocol, meta, forward, headers)
+                await send_answer(send, protocol, admitted.meta, forward, admitted.headers)
 
         if not await asgi.run_until_gone(receive, work) and record.finish is None:
             record.end = "left"
+
+
+class Admitted(NamedTuple):
+    """A request that has its model. `headers`: of the answer."""
+
+    meta: Meta
+    requests: list[wire.GenerateRequest]
+    order: Order
+    headers: list[tuple[bytes, bytes]]
+
+
+async def read(
+    scope: asgi.Scope, receive: asgi.Receive, settings: Settings, decode: Callable[[bytes, Manners], T]
+) -> T:
+    """The body, decoded. Raises `Refused`."""
+    body = await asgi.read_body(
+        receive,
+        settings.max_body_bytes,
+        declared=declared_length(scope),
+        silence_s=settings.request_wait_s,
+    )
+    if len(body) <= DECODE_HERE:
+        return decode(body, manners_of(settings))
+    return await asyncio.to_thread(decode, body, manners_of(settings))
+
+
+async def admit(scope: asgi.Scope, asked: DecodedRequest, forwarder: Forwarder, record: Record) -> Admitted:
+    """Choose the model, and apply its profile. Raises `Refused`."""
+    pool = forwarder.pool
+    found = await pool.roster.choose(asked.model)
+    record.model, record.stream = found.entry.id, asked.stream
+    named = asked.model if asked.model and not found.is_fallback else found.entry.id
+    headers = [(b"x-mlxd-fallback", found.entry.id.encode())] if found.is_fallback else []
+    asked = apply(asked, found.profile)
+    fingerprint = fingerprint_of(found.entry)
+    meta = Meta(uuid.uuid4().hex, int(time.time()), named, asked, manners_of(pool.settings), fingerprint)
+    requests = asked.to_generate(scope["request_id"], secrets.randbits(63))
+    return Admitted(meta, requests, Order(found.entry, client_of(scope), asked.keep_alive_s), headers)
+
+
+async def forwarded(forwarder: Forwarder, admitted: Admitted, emit: Emit, record: Record) -> None:
+    """Hand the events of its answers to `emit`; what it is refused for stands in the record."""
+    try:
+        await forwarder.forward_all(admitted.order, admitted.requests, emit, record)
+    except Refused as refused:
+        record.end = refused.failure.code
+        raise
 
 
 def manners_of(settings: Settings) -> Manners:

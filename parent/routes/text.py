@@ -1,8 +1,6 @@
 """`POST /tokenize`, `/detokenize`, `/apply-template`: a model is leased as for an answer, and asked about text only."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
 import msgspec
 
@@ -11,15 +9,13 @@ from parent.pool.lease import Lease
 from parent.pool.models import Choice
 from parent.pool.pool import Pool
 from parent.protocols import text
-from parent.protocols.base import Manners
-from parent.routes.inference import DECODE_HERE, client_of, declared_length, manners_of
+from parent.routes.inference import client_of, read
 from parent.workers.client import WorkerClient, WorkerLost
 from shared import asgi, wire
 from shared.errors import ErrorCode, refuse
 
 TRIES = 3  # on so many workers, should they die meanwhile
 
-T = TypeVar("T")
 Question = Callable[[WorkerClient, Lease], Awaitable[msgspec.Struct]]
 
 
@@ -31,7 +27,7 @@ class TextRoutes:
 
     async def tokenize(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """The ids of a text, or of the prompt that messages become."""
-        wanted = await self._decoded(scope, receive, text.decode_text)
+        wanted = await read(scope, receive, self.pool.settings, text.decode_text)
         choice = await self.pool.roster.choose(wanted.asked.model)
 
         async def question(client: WorkerClient, lease: Lease) -> msgspec.Struct:
@@ -46,7 +42,7 @@ class TextRoutes:
 
     async def detokenize(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """The text of ids."""
-        wanted = await self._decoded(scope, receive, text.decode_ids)
+        wanted = await read(scope, receive, self.pool.settings, text.decode_ids)
         choice = await self.pool.roster.choose(wanted.model or "")
 
         async def question(client: WorkerClient, lease: Lease) -> msgspec.Struct:
@@ -57,7 +53,7 @@ class TextRoutes:
 
     async def apply_template(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """The prompt that messages become."""
-        wanted = await self._decoded(scope, receive, text.decode_messages)
+        wanted = await read(scope, receive, self.pool.settings, text.decode_messages)
         choice = await self.pool.roster.choose(wanted.asked.model)
 
         async def question(client: WorkerClient, lease: Lease) -> msgspec.Struct:
@@ -66,46 +62,31 @@ class TextRoutes:
 
         await self._answer(scope, receive, send, choice, question)
 
-    async def _decoded(
-        self, scope: asgi.Scope, receive: asgi.Receive, decode: Callable[[bytes, Manners], T]
-    ) -> T:
-        settings = self.pool.settings
-        body = await asgi.read_body(
-            receive,
-            settings.max_body_bytes,
-            declared=declared_length(scope),
-            silence_s=settings.request_wait_s,
-        )
-        manners = manners_of(settings)
-        if len(body) <= DECODE_HERE:
-            return decode(body, manners)
-        return await asyncio.to_thread(decode, body, manners)
-
     async def _answer(
         self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send, choice: Choice, question: Question
     ) -> None:
         """Ask the model's worker, with a place in the queue, so that it is loaded, and not evicted meanwhile."""
 
         async def work() -> None:
-            lease = self.pool.ask(choice.entry, client_of(scope))
-            try:
-                answer = await _asked(lease, question)
-            finally:
-                lease.release()
+            answer = await ask(self.pool, choice, client_of(scope), question)
             headers = [(b"x-mlxd-fallback", choice.entry.id.encode())] if choice.is_fallback else []
             await asgi.respond(send, 200, msgspec.json.encode(answer), headers)
 
         await asgi.run_until_gone(receive, work)
 
 
-async def _asked(lease: Lease, question: Question) -> msgspec.Struct:
+async def ask(pool: Pool, choice: Choice, client_name: str, question: Question) -> msgspec.Struct:
     """The worker's answer; that of the next one where it is lost. Raises `Refused`."""
-    for _ in range(TRIES):
-        client = await lease.grant()
-        try:
-            return await question(client, lease)
-        except WorkerLost as lost:
-            lease.is_suspect = lost.reached
+    lease = pool.ask(choice.entry, client_name)
+    try:
+        for _ in range(TRIES):
+            client = await lease.grant()
+            try:
+                return await question(client, lease)
+            except WorkerLost as lost:
+                lease.is_suspect = lost.reached
+    finally:
+        lease.release()
     raise refuse(
         ErrorCode.ENGINE_UNAVAILABLE,
         f"the worker died {TRIES} times under this request; it is not tried again",
