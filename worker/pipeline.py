@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from shared.errors import ErrorCode, Refused, refuse
+from shared.errors import ErrorCode, Failure, Refused, refuse
 from shared.units import format_bytes
 from shared.wire import (
     CacheLookup,
@@ -274,21 +274,30 @@ class Pipeline:
         kv = self.kv
         limit = kv.most_tokens(context)
         if num_tokens >= limit:
-            raise refuse(
+            raise _too_many(
                 ErrorCode.CANNOT_FIT,
                 f"the prompt has {num_tokens} tokens and the first of its answer needs "
                 f"{format_bytes(kv.row_bytes(num_tokens + 1))} of KV cache; this model has "
                 f"{format_bytes(kv.limit)} for it (kv_bytes), enough for {limit} tokens; shorten the prompt by at "
                 f"least {num_tokens - limit + 1} tokens, or raise kv_bytes",
-                param=param,
+                param,
+                num_tokens,
+                limit,
             )
         return limit
 
     def _too_long(self, what: str, num_tokens: int, context: int, param: str) -> Refused:
         whose = "the model's" if context == self.context.context else "its"
-        return refuse(
+        return _too_many(
             ErrorCode.CONTEXT_EXCEEDED,
             f"the prompt has {what} and {whose} context is {context} tokens; "
             f"shorten the prompt by at least {num_tokens - context + 1} tokens",
-            param=param,
+            param,
+            num_tokens,
+            context,
         )
+
+
+def _too_many(code: ErrorCode, message: str, param: str, num_tokens: int, limit: int) -> Refused:
+    """`limit` tokens are prompt and answer together, so the prompt may have one less."""
+    return Refused(Failure(code, message, param, tokens=num_tokens, most_tokens=limit - 1))

@@ -32,14 +32,14 @@ async def send_answer(
     try:
         await work(gather)
     except Refused as refused:
-        await send_failure(send, protocol, refused.failure)
+        await send_failure(send, protocol, refused.failure, meta.request_id)
         return
     await asgi.respond(send, 200, protocol.answer(meta, answers), headers)
 
 
-async def send_failure(send: asgi.Send, protocol: Protocol, failure: Failure) -> None:
+async def send_failure(send: asgi.Send, protocol: Protocol, failure: Failure, request_id: str = "") -> None:
     """A failure before any header has left."""
-    status, body = protocol.error(failure)
+    status, body = protocol.error(failure, request_id)
     await asgi.respond(send, status, body, retry_headers(failure))
 
 
@@ -59,14 +59,17 @@ async def send_stream(
     `body_send` takes the pieces of the body; it may be the server's own, past what only looks at headers. `status`
     says what a silent request waits for; it goes into the comments that keep the connection alive.
     """
-    stream = _Stream(send, body_send, protocol.stream(meta), meta.num_choices, keepalive_s, status, headers)
+    encoder = protocol.stream(meta)
+    stream = _Stream(
+        send, body_send, encoder, meta.num_choices, keepalive_s, status, headers, ping=protocol.ping
+    )
     try:
         await work(stream.emit)
         last = stream.last
     except Refused as refused:
         if not stream.started:
             stream.stop()
-            await send_failure(send, protocol, refused.failure)
+            await send_failure(send, protocol, refused.failure, meta.request_id)
             return
         last = stream.encoder.fail(refused.failure)
     finally:
@@ -75,7 +78,10 @@ async def send_stream(
 
 
 class _Stream:
-    """Encodes and sends; after `keepalive_s` of silence a comment. One timer, none per event."""
+    """Encodes and sends; after `keepalive_s` of silence a comment, and a ping where the protocol has one.
+
+    One timer, none per event.
+    """
 
     def __init__(
         self,
@@ -86,6 +92,8 @@ class _Stream:
         keepalive_s: float,
         status: Callable[[], str],
         headers: asgi.Headers,
+        *,
+        ping: bytes,
     ) -> None:
         self.encoder = encoder
         self.started = False
@@ -94,6 +102,7 @@ class _Stream:
         self._start, self._send = send, body_send
         self._keepalive_s = keepalive_s
         self._status = status
+        self._ping = ping
         self._headers = [*sse.HEADERS, *headers]
         self._quiet = True
         self._keeper = asyncio.get_running_loop().create_task(self._keep_alive())
@@ -139,7 +148,7 @@ class _Stream:
             await asyncio.sleep(self._keepalive_s)
             while self._quiet:
                 said = self._status()
-                await self.write(sse.comment(said) if said else sse.KEEP_ALIVE)
+                await self.write((sse.comment(said) if said else sse.KEEP_ALIVE) + self._ping)
                 self._quiet = True
                 waited = 0.0
                 while self._quiet and waited < self._keepalive_s and self._status() == said:

@@ -89,6 +89,7 @@ class Meta(msgspec.Struct, frozen=True):
     asked: DecodedRequest
     manners: Manners = PLAIN
     fingerprint: str = ""  # the same as long as model and server are
+    request_id: str = ""  # as in the header `x-request-id`
 
     @property
     def num_choices(self) -> int:
@@ -172,15 +173,22 @@ class Answer(msgspec.Struct):
         return [part for part in self.parts if part.kind == "tool_call"]
 
 
+class ErrorEncoder(Interface):
+    """Status and body of a failure before any header has left."""
+
+    def __call__(self, failure: Failure, request_id: str = "") -> tuple[int, bytes]: ...
+
+
 class Protocol(NamedTuple):
-    """One public wire format. `decode` raises `Refused`; `error` gives status, body and extra headers."""
+    """One public wire format. `decode` raises `Refused`; `ping` goes out with each comment that keeps a stream open."""
 
     name: str
     path: str
     decode: Callable[[bytes, Manners], DecodedRequest]
     stream: Callable[[Meta], CompletionStreamProtocol]
     answer: Callable[[Meta, list[Answer]], bytes]
-    error: Callable[[Failure], tuple[int, bytes]]
+    error: ErrorEncoder
+    ping: bytes = b""
 
 
 STATUS: dict[ErrorCode, int] = {

@@ -195,7 +195,7 @@ def error_frame(failure: Failure) -> ErrorFrame:
     return ErrorFrame(ErrorBody(failure.message, kind, failure.param, code))
 
 
-def error(failure: Failure) -> tuple[int, bytes]:
+def error(failure: Failure, request_id: str = "") -> tuple[int, bytes]:
     """Status and body of a failure before any header has left."""
     return base.STATUS[failure.code], msgspec.json.encode(error_frame(failure))
 
