@@ -118,10 +118,12 @@ def _messages(rules: Rules, thinking: Thinking, text: str, calls: Calls | None) 
     channel, message = rules.mark("<|channel|>"), rules.mark("<|message|>")
     begin = f'{rules.mark("<|start|>")} "assistant"'
     thought = rules.rule(f"{rules.upto('<|end|>')} {begin}")
-    aloud = f'{channel} ("analysis" | "commentary") {message} {thought}'
+    must_call = calls is not None and calls.is_required
+    names = '"analysis"' if must_call else '("analysis" | "commentary")'
+    aloud = f"{channel} {names} {message} {thought}"
     call = f"{channel} {_unit(rules, calls)}" if calls is not None else ""
     final = f'{channel} "final" {message} ({text or f"/{ANY}/"})'
-    last = call if calls is not None and calls.is_required else f"({call} | {final})" if call else final
+    last = call if must_call else f"({call} | {final})" if call else final
     if thinking.in_text:
         if not call:
             return text or f"/{ANY}/"

@@ -1,5 +1,7 @@
 """A bound on thinking: after so many tokens of it the mark that closes it comes, whatever the model would say.
 
+Where the answer has a grammar, a character that is not whole is finished before.
+
 llguidance's own `max_tokens` is not used: it forbids grammars to be merged, and would need one where there is none.
 """
 

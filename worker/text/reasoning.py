@@ -62,7 +62,7 @@ def detect_format(template: str) -> ReasoningFormat | None:
     """The reasoning format that a chat template speaks of, or None."""
     if "<|channel|>" in template and "<|message|>" in template:
         return HARMONY
-    return next((f for f in FORMATS if f.open in template or f.close in template), None)
+    return next((f for f in FORMATS[1:] if f.open in template or f.close in template), None)
 
 
 def start_of(rendered: str, form: ReasoningFormat, final: dict[str, Any] | None = None) -> Start:
