@@ -1,7 +1,7 @@
 """Items of the Responses API as chat messages. Pure.
 
-Thinking, text and calls that follow each other are one turn of the assistant: a message of the internal form, which
-has thinking first, then text, then calls. What does not come in that order begins another message.
+Thinking, text and calls that follow each other are one turn of the assistant: one message of the internal form. Text or
+thinking after a text begins another one, but not where there are calls: their results have to follow at once.
 """
 
 from typing import Any
@@ -21,24 +21,26 @@ def messages(instructions: str | None, items: list[Item]) -> list[Message]:
         if kind == "message" and item["role"] != "assistant":
             found.append({"role": item["role"], "content": _text(item["content"])})
         elif kind == "message":
-            _turn(found, ("content", "tool_calls"))["content"] = _text(item["content"])
+            turn = _turn(found, is_call=False)
+            turn["content"] = turn.get("content", "") + _text(item["content"])
         elif kind == "reasoning":
             if thought := _thought(item):
-                turn = _turn(found, ("content", "tool_calls"))
+                turn = _turn(found, is_call=False)
                 turn["reasoning_content"] = "\n\n".join(
                     filter(None, (turn.get("reasoning_content"), thought))
                 )
         elif kind in ("function_call", "custom_tool_call"):
-            _turn(found).setdefault("tool_calls", []).append(_call(item))
+            _turn(found, is_call=True).setdefault("tool_calls", []).append(_call(item))
         elif kind in ("function_call_output", "custom_tool_call_output"):
             call_id = {"tool_call_id": item["call_id"]} if item.get("call_id") else {}
             found.append({"role": "tool", "content": _text(item["output"]), **call_id})
     return [{"content": None, **each} for each in found]
 
 
-def _turn(found: list[Message], without: tuple[str, ...] = ()) -> Message:
-    """The assistant's message that the next piece belongs to: the last one, unless it has one of `without`."""
-    if not found or found[-1]["role"] != "assistant" or any(key in found[-1] for key in without):
+def _turn(found: list[Message], *, is_call: bool) -> Message:
+    """The assistant's message that the next piece belongs to."""
+    last = found[-1] if found else {"role": ""}
+    if last["role"] != "assistant" or not (is_call or "content" not in last or "tool_calls" in last):
         found.append({"role": "assistant"})
     return found[-1]
 

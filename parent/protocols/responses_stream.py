@@ -112,7 +112,8 @@ class ResponseStream:
         """The response with what there is of it: on its way, failed or cancelled."""
         error = error_of(failure) if failure is not None else None
         output = items_of(self._items, self._shown, "incomplete")
-        return replace(self._response, status=status, error=error, output=output)
+        is_stored = self._response.store and (error is None or self._shown.background)
+        return replace(self._response, status=status, error=error, output=output, store=is_stored)
 
     def cancel(self) -> bytes:
         """The last frame of a cancelled response."""
