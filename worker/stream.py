@@ -149,11 +149,14 @@ class Stream:
                 self._split(text)
 
     def _split(self, text: str) -> None:
-        if self._parser is not None:
-            for piece in self._parser.feed(text):
-                self._take(piece)
-        else:
+        parser = self._parser
+        if parser is None:
             self._say("text", text)
+            return
+        for piece in parser.feed(text):
+            self._take(piece)
+        if parser.is_plain:
+            self._parser = None
 
     def _take(self, piece: Piece) -> None:
         """A piece of the answer; nothing comes after its end."""
@@ -253,6 +256,12 @@ class Stream:
         """Pieces to events: neighbours of one kind are joined. Ids go with the last event; with an earlier one
         those before the first token of the next, if all of its own text came from them.
         """
+        if len(self._pieces) == 1:  # nearly always
+            kind, text, _ = self._pieces.pop()
+            self._events.append(self._event(kind, text, self._ids, self._logprobs))
+            self._ids, self._logprobs = [], []
+            self._last = kind if kind != "reasoning" else "text"
+            return
         merged: list[tuple[Kind, list[str], int]] = []
         first: list[int] = []  # ids when the first piece of each came out
         for kind, text, count in self._pieces:

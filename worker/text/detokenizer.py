@@ -9,7 +9,6 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 from worker.text.tokenizer import TextTokenizer
@@ -107,8 +106,8 @@ class DetokenizerFactory:
         decoder = json.loads(tokenizer.core.to_str()).get("decoder") or {}
         kind, self._strip = _kind(decoder)
         self._to_bytes = {"byte_level": _byte_level, "sentencepiece": _sentencepiece}.get(kind)
-        self._known: dict[int, bytes] = dict.fromkeys(tokenizer.special_ids, b"")
-        self._with_marks: dict[frozenset[str], dict[int, bytes]] = {}
+        self._pieces = _Pieces(dict.fromkeys(tokenizer.special_ids, b""), self._bytes_of)
+        self._with_marks: dict[frozenset[str], _Pieces] = {}
         self._added = {
             token_id: token.content.encode()
             for token_id, token in tokenizer.core.get_added_tokens_decoder().items()
@@ -127,11 +126,11 @@ class DetokenizerFactory:
             return WindowDetokenizer(
                 lambda ids: core.decode([i for i in ids if i not in hidden], skip_special_tokens=False)
             )
-        known = self._known
-        if seen:
+        pieces = self._with_marks.get(marks) if seen else self._pieces
+        if pieces is None:
             special = {i: seen.get(i, "").encode() for i in self._tokenizer.special_ids}
-            known = self._with_marks.setdefault(frozenset(seen.values()), special)
-        return ByteDetokenizer(partial(self._piece, known), self._strip)
+            pieces = self._with_marks[marks] = _Pieces(special, self._bytes_of)
+        return ByteDetokenizer(pieces.__getitem__, self._strip)
 
     def spelled(self, token_id: int) -> bytes:
         """What a token stands for by itself, special ones too."""
@@ -143,18 +142,25 @@ class DetokenizerFactory:
             return token.encode()
         if self._to_bytes is None:
             return core.decode([token_id], skip_special_tokens=False).encode()
-        return self._piece(self._known, token_id)
+        return self._pieces[token_id]
 
-    def _piece(self, known: dict[int, bytes], token_id: int) -> bytes:
-        piece = known.get(token_id)
-        if piece is None:
-            assert self._to_bytes is not None
-            token = self._tokenizer.core.id_to_token(token_id)
-            if token is None:  # padding of the vocabulary: the model may sample it, it has no text
-                piece = b""
-            else:
-                piece = self._added.get(token_id) or self._to_bytes(token)
-            known[token_id] = piece
+    def _bytes_of(self, token_id: int) -> bytes:
+        assert self._to_bytes is not None
+        token = self._tokenizer.core.id_to_token(token_id)
+        if token is None:  # padding of the vocabulary: the model may sample it, it has no text
+            return b""
+        return self._added.get(token_id) or self._to_bytes(token)
+
+
+class _Pieces(dict[int, bytes]):
+    """The bytes of each token, found when they are first asked for."""
+
+    def __init__(self, special: dict[int, bytes], find: Callable[[int], bytes]) -> None:
+        super().__init__(special)
+        self._find = find
+
+    def __missing__(self, token_id: int) -> bytes:
+        piece = self[token_id] = self._find(token_id)
         return piece
 
 

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from tests.worker.text.calls import every_cut, parse
 from tests.worker.text.golden_calls import CASES
-from worker.text.toolcalls import TABLE
+from worker.text.reasoning import FORMATS as REASONING
+from worker.text.reasoning import Start
+from worker.text.toolcalls import TABLE, detect
 from worker.text.toolcalls.form import Format
 
 FORMATS = {form.name: form for _, form in TABLE}
@@ -66,3 +68,70 @@ def test_tools_markup_without_end_is_read_once(name):
     begin = {"llama_json": "[{" * 50, "pythonic": "[[("}.get(name, form.lead)
     said = (begin + '{"arguments": {"a": ') * 3000
     assert "".join(part[1] for part in parse([said], form))
+
+
+SHOWN = [  # what a template shows of calls, and the format that it makes a model write
+    ("{{ messages }}", None),
+    ("{% for tool in tools %}{{ tool }}{% endfor %}", "json_tags"),
+    (
+        '{{ tools }} <tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>',
+        "json_tags",
+    ),
+    ("<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>", "function_tags"),
+    (
+        '<function name="function-name"><param name="param-name">param-value</param></function>',
+        "named_function",
+    ),
+    ("<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>", "key_value"),
+    ("{{- '<|tool_call>call:' + function['name'] + '{' -}} <|tool_response>", "gemma"),
+    ("{{- '<|channel>thought\\n' }}", None),
+    ('Respond in the format {"name": function name, "parameters": dictionary of argument name', "llama_json"),
+    ("Environment: ipython", "llama_json"),
+    ("[func_name1(params_name1=params_value1), func_name2()]", "pythonic"),
+    ("<|tool_list_start|>[{{ tools }}]<|tool_list_end|>", "lfm2"),
+    ("List of tools: [", "lfm2"),
+    ("[AVAILABLE_TOOLS] {{ '[TOOL_CALLS][' }}", "mistral"),
+    ("{{- '[TOOL_CALLS]' }}{{- name + '[ARGS]' + arguments }}", "mistral_args"),
+    ("<|start|>assistant<|channel|>final<|message|>", "harmony"),
+    ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'+ tool['function']['name'] + '<｜tool▁sep｜>", "deepseek"),
+    ("<｜tool▁calls▁begin｜>function<｜tool▁sep｜>\\n```json\\n", "deepseek_fenced"),
+]
+
+
+@pytest.mark.parametrize(("template", "name"), SHOWN)
+def test_tools_the_format_is_what_the_template_shows(template, name):
+    found = detect(template)
+    assert (found.name if found is not None else None) == name
+
+
+CHANNEL, MISTRAL = REASONING[1], REASONING[2]
+THINK = REASONING[3]
+CALL = '<tool_call>{"name": "now"}</tool_call>'
+TURNS = [
+    ("json_tags", THINK, None, f"<think>\nHm {CALL}\n</think>\n\nSo.\n{CALL}\n",
+     [("reasoning", f"Hm {CALL}\n"), ("text", "So."), ("call now", "{}")]),
+    ("json_tags", THINK, None, f"{CALL}\n<think>And?</think>\n{CALL}<think>Done.",
+     [("call now", "{}"), ("reasoning", "And?"), ("call now", "{}"), ("reasoning", "Done.")]),
+    ("json_tags", THINK, True, f"Hm</think>{CALL} <thin", [("reasoning", "Hm"), ("call now", "{}"), ("text", "<thin")]),
+    ("json_tags", THINK, False, f"\n\nSo <think>.{CALL}", [("text", "So <think>."), ("call now", "{}")]),
+    ("gemma", CHANNEL, None, "<|channel>thought\nHm.\n<channel|><|tool_call>call:now{}<tool_call|>"
+     "<|channel>thought\nAnd?<channel|>So.<|channel>thought<channel|> Yes.",
+     [("reasoning", "Hm.\n"), ("call now", "{}"), ("reasoning", "And?"), ("text", "So. Yes.")]),
+    ("gemma", CHANNEL, False, "So.<channel|> Yes.", [("text", "So. Yes.")]),
+    ("mistral_args", MISTRAL, None, "[THINK]Hm.[/THINK]So.[TOOL_CALLS]now[ARGS]{}[THINK]And?[/THINK]",
+     [("reasoning", "Hm."), ("text", "So."), ("call now", "{}"), ("reasoning", "And?")]),
+    ("deepseek", THINK, True,
+     "Hm</think><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+     [("reasoning", "Hm"), ("call now", "{}")]),
+    ("llama_json", THINK, None, '<think>Hm</think>\n{"name": "now", "parameters": {}}',
+     [("reasoning", "Hm"), ("call now", "{}")]),
+    ("pythonic", THINK, None, "  [now()]", [("call now", "{}")]),
+    (None, CHANNEL, None, "<|channel>thought\nHm<channel|>a<|channel>x\nb<channel|>c",
+     [("reasoning", "Hm"), ("text", "a"), ("reasoning", "b"), ("text", "c")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "thinking", "begins", "said", "wanted"), TURNS)
+def test_tools_are_called_before_between_and_after_thoughts(name, thinking, begins, said, wanted):
+    form = None if name is None else FORMATS[name]
+    assert every_cut(said, form, thinking, Start(begins)) == wanted

@@ -24,7 +24,7 @@ class AnswerParser:
         self._tools = tools
         self._thinking = thinking
         self._reader = Reader(trims=form is not None)
-        self._is_plain = False  # from here on everything is text
+        self.is_plain = False  # from here on everything is text, and `feed` need not be asked
         if thinking is not None and thinking.is_harmony:
             self._steps = Channels(self._reader, tools, self._now_in_reasoning).answer(start)
         else:
@@ -32,7 +32,7 @@ class AnswerParser:
         self._advance()
 
     def feed(self, text: str) -> list[Piece]:
-        if self._is_plain:
+        if self.is_plain:
             return [("text", text)]
         self._reader.add(text)
         self._advance()
@@ -72,7 +72,7 @@ class AnswerParser:
         if thinking is not None and thinking.anywhere:
             marks += [thinking.open, thinking.close]
         if not marks and (form is None or not form.bare):
-            self._is_plain = True
+            self.is_plain = True
             reader.say("text", reader.text[reader.at :])
             return
         is_first = True

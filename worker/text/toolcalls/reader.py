@@ -200,11 +200,17 @@ class Reader:
                 if holds:
                     self.hold(at)
                 return mark
-            rest = self.text[self.at :]
-            sure = len(rest) - (0 if self.is_over else max(overlap(rest, mark) for mark in marks))
-            self.say(kind, rest[:sure])
-            self.at += sure
-            yield from self.more()
+            keep = 0
+            if not self.is_over:
+                for mark in marks:
+                    keep = max(keep, overlap(self.text, mark))
+            sure = max(self.at, len(self.text) - keep)  # what was taken may end like a mark
+            if sure > self.at:
+                self.say(kind, self.text[self.at : sure])
+                self.at = sure
+            if self.is_over:
+                raise Ended
+            yield
 
     def before(self, *marks: str) -> Step[str]:
         """Take what comes before the first of `marks`, and that mark; what came before is the result."""
@@ -244,5 +250,10 @@ class Reader:
             yield from self.more()
 
     def _find(self, marks: Sequence[str]) -> tuple[int, str] | None:
-        found = [(at, mark) for mark in marks if (at := self.text.find(mark, self.at)) >= 0]
-        return min(found) if found else None
+        """The first of `marks` in what has not been taken."""
+        found = None
+        for mark in marks:
+            at = self.text.find(mark, self.at)
+            if at >= 0 and (found is None or at < found[0]):
+                found = at, mark
+        return found
