@@ -5,7 +5,6 @@ What is stored of earlier responses is not known here: `parse` gives a request w
 and `responses_object`.
 """
 
-import re
 from typing import Any
 
 import msgspec
@@ -146,16 +145,16 @@ def decode(body: bytes, manners: Manners = PLAIN) -> ResponsesRequest:
     return completed(parse(body, manners), [], {})
 
 
-_COUNTS = re.compile(r"(\d+) tokens.*context is (\d+) tokens")
 _SPARE = 0.9  # of the context, for the answer, and as tokens are not bytes
 
 
 def truncated(asked: ResponsesRequest, failure: Failure) -> ResponsesRequest | None:
-    """A prompt that was too long without its oldest turns; None where none can go. `failure`: what the worker says."""
+    """A prompt that was too long without its oldest turns; None where none can go, or `failure` is another one."""
+    if not failure.tokens or failure.most_tokens is None:
+        return None
     [prompt] = asked.prompts
     assert isinstance(prompt, wire.ChatPrompt)
-    counts = _COUNTS.search(failure.message)
-    share = min(_SPARE * int(counts[2]) / int(counts[1]), _SPARE) if counts and int(counts[1]) else 0.5
+    share = _SPARE * min(failure.most_tokens / failure.tokens, 1)
     messages = turns.shortened(prompt.messages, share)
     return None if messages is None else replace(asked, prompts=[replace(prompt, messages=messages)])
 

@@ -186,8 +186,6 @@ class ResponsesRoutes:
                 await forwarded(self.forwarder, admitted, emit, record)
                 return
             except Refused as refused:
-                if refused.failure.code is not ErrorCode.CONTEXT_EXCEEDED:
-                    raise
                 shorter = responses.truncated(asked, refused.failure)
                 if shorter is None:
                     raise

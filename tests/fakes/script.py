@@ -32,6 +32,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     footprint: int = 0  # told in every heartbeat
     ballast: int = 0  # bytes that it really holds
 
+    context: int = 0  # a prompt of so many words is too long; 0 = none is
+
     # sins of a process
     load_ms: float = 0.0
     load_steps: int = 1

@@ -327,6 +327,12 @@ class Worker:
             failure = Failure(ErrorCode(script.refuse), f"refused as told: {script.refuse}", "messages")
             await asgi.respond(send, 400, msgspec.json.encode(failure))
             return
+        words = len(prompt_text(request.prompt).split())
+        if 0 < script.context <= words:
+            most = script.context - 1
+            failure = Failure(ErrorCode.CONTEXT_EXCEEDED, "too long", tokens=words, most_tokens=most)
+            await asgi.respond(send, 400, msgspec.json.encode(failure))
+            return
         self.journal("request", id=request.request_id, resume=len(request.resume), seed=request.seed)
         self._count(active=1)
         try:

@@ -228,8 +228,7 @@ def test_responses_shortened_keep_the_beginning_and_the_newest_turns(
 
 
 def too_long(tokens: int) -> Failure:
-    said = f"the prompt has {tokens} tokens and the model's context is 100 tokens; shorten it"
-    return Failure(ErrorCode.CONTEXT_EXCEEDED, said)
+    return Failure(ErrorCode.CONTEXT_EXCEEDED, "it is", tokens=tokens, most_tokens=100)
 
 
 def test_responses_truncated_drop_as_much_as_the_counts_say() -> None:
@@ -244,10 +243,10 @@ def test_responses_truncated_drop_as_much_as_the_counts_say() -> None:
 
     assert 80 <= left(too_long(101)) <= 90
     assert 8 <= left(too_long(1000)) <= 9
-    assert 45 <= left(Failure(ErrorCode.CONTEXT_EXCEEDED, "in other words")) <= 50
     assert left(too_long(10**9)) == 1
     one = responses.decode(b'{"input": "hi"}')
     assert responses.truncated(one, too_long(101)) is None
+    assert responses.truncated(asked, Failure(ErrorCode.QUEUE_FULL, "another")) is None
 
 
 # ---------------------------------------------------------------- lists
