@@ -51,7 +51,10 @@ NOW = Tool("now", "", {"type": "object", "properties": {}, "additionalProperties
 
 
 def caller(folder: Path, name: str, *, shows: str = "", opens: str = "") -> Path:
-    """`shows`: more of what the template shows; `opens`: what it writes behind the prompt for `think`."""
+    """`shows`: more of what the template shows; `opens`: what it writes behind the prompt for `think`.
+
+    With no name the template has no word of tools.
+    """
     write_case("llama_tied", folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2048}))
@@ -59,7 +62,8 @@ def caller(folder: Path, name: str, *, shows: str = "", opens: str = "") -> Path
     shown = f"tools {SHOWS.get(name, '')} {shows}"
     opened = f"{{% if think %}}{{{{ '{opens}' }}}}{{% endif %}}" if opens else ""
     tools = "{% for tool in tools or () %}{{ tool.function.name }} {% endfor %}"
-    (folder / "chat_template.jinja").write_text(f"{tools}{template}{opened}{{# {shown} #}}")
+    if name:
+        (folder / "chat_template.jinja").write_text(f"{tools}{template}{opened}{{# {shown} #}}")
     path = folder / "tokenizer.json"
     tokenizer = path.read_text()
     marks = SPECIAL.get(name, [])

@@ -266,6 +266,17 @@ def test_tools_a_choice_that_cannot_be_kept_is_refused(models, name, tools, choi
     run(body)
 
 
+def test_tools_are_called_in_tags_where_the_template_has_no_word_of_them(models):
+    async def body() -> None:
+        async with served(models("")) as pipeline:
+            assert pipeline.context.facts.tools == ""
+            events = await answer(pipeline, "", prompt=chat(NOW), tool_choice=ONE)
+            assert calls(events) == [("now", "{}")]
+            assert finish(events).reason == "tool_calls"
+
+    run(body)
+
+
 def test_tools_a_plain_prompt_cannot_require_a_call(models):
     async def body() -> None:
         async with served(models("json_tags")) as pipeline:
