@@ -129,6 +129,7 @@ class Application:
             ("DELETE", "/v1/responses/{id}", responses.delete),
             ("POST", "/v1/responses/{id}/cancel", responses.cancel),
             ("GET", "/v1/responses/{id}/input_items", responses.input_items),
+            ("POST", "/v1/messages/count_tokens", text.count_tokens),
             ("POST", "/tokenize", text.tokenize),
             ("POST", "/detokenize", text.detokenize),
             ("POST", "/apply-template", text.apply_template),

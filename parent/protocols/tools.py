@@ -14,19 +14,25 @@ _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 
 def tool(
-    where: str, name: str, description: str | None, parameters: dict[str, Any] | None, *, strict: bool
+    where: str,
+    name: str,
+    description: str | None,
+    parameters: dict[str, Any] | None,
+    *,
+    strict: bool,
+    field: str = "parameters",
 ) -> wire.Tool:
-    """One function. `where` names its place in messages. Raises `Refused`."""
+    """One function. `where` names its place in messages, `field` what its schema is called. Raises `Refused`."""
     if not _NAME.fullmatch(name):
         raise invalid(f"{where}.name", f"must be 1 to 64 letters, digits, '_', '.' or '-', not {shown(name)}")
     schema = parameters or {}
     if schema.get("type", "object") != "object":
         raise invalid(
-            f"{where}.parameters", f"must be a JSON schema of type 'object', not {shown(schema['type'])}"
+            f"{where}.{field}", f"must be a JSON schema of type 'object', not {shown(schema['type'])}"
         )
     if is_too_deep(schema):
         raise invalid(
-            f"{where}.parameters", f"objects and lists may stand {MAX_DEPTH} deep in each other, not more"
+            f"{where}.{field}", f"objects and lists may stand {MAX_DEPTH} deep in each other, not more"
         )
     return wire.Tool(name, description or "", schema, strict)
 

@@ -49,7 +49,7 @@ class InferenceRoute:
             admitted = await admit(scope, asked, forwarder, record)
         except Refused as refused:
             record.end = refused.failure.code
-            await send_failure(send, protocol, refused.failure)
+            await send_failure(send, protocol, refused.failure, scope["request_id"])
             return
 
         async def forward(emit: Emit) -> None:
@@ -107,8 +107,9 @@ async def admit(scope: asgi.Scope, asked: DecodedRequest, forwarder: Forwarder, 
     headers = [(b"x-mlxd-fallback", found.entry.id.encode())] if found.is_fallback else []
     asked = apply(asked, found.profile)
     fingerprint = fingerprint_of(found.entry)
-    meta = Meta(uuid.uuid4().hex, int(time.time()), named, asked, manners_of(pool.settings), fingerprint)
-    requests = asked.to_generate(scope["request_id"], secrets.randbits(63))
+    request_id, manners = scope["request_id"], manners_of(pool.settings)
+    meta = Meta(uuid.uuid4().hex, int(time.time()), named, asked, manners, fingerprint, request_id)
+    requests = asked.to_generate(request_id, secrets.randbits(63))
     return Admitted(meta, requests, Order(found.entry, client_of(scope), asked.keep_alive_s), headers)
 
 

@@ -1,4 +1,6 @@
-"""`POST /tokenize`, `/detokenize`, `/apply-template`: a model is leased as for an answer, and asked about text only."""
+"""`POST /tokenize`, `/detokenize`, `/apply-template`, and Anthropic's `count_tokens`: a model is leased as for an
+answer, and asked about text only.
+"""
 
 from collections.abc import Awaitable, Callable
 
@@ -8,7 +10,7 @@ from parent.inference.profiles import apply
 from parent.pool.lease import Lease
 from parent.pool.models import Choice
 from parent.pool.pool import Pool
-from parent.protocols import text
+from parent.protocols import anthropic, text
 from parent.routes.inference import client_of, read
 from parent.workers.client import WorkerClient, WorkerLost
 from shared import asgi, wire
@@ -20,7 +22,7 @@ Question = Callable[[WorkerClient, Lease], Awaitable[msgspec.Struct]]
 
 
 class TextRoutes:
-    """The three routes. Refusals are written by `Front`, in OpenAI's shape."""
+    """The routes. Refusals are written by `Front`, in the shape of the path."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -59,6 +61,16 @@ class TextRoutes:
         async def question(client: WorkerClient, lease: Lease) -> msgspec.Struct:
             rendered = await _render(client, wanted, choice)
             return text.Applied(rendered.text, len(rendered.ids))
+
+        await self._answer(scope, receive, send, choice, question)
+
+    async def count_tokens(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        """How long the prompt of a conversation in Anthropic's format is."""
+        wanted = await read(scope, receive, self.pool.settings, anthropic.decode_count)
+        choice = await self.pool.roster.choose(wanted.asked.model)
+
+        async def question(client: WorkerClient, lease: Lease) -> msgspec.Struct:
+            return anthropic.TokenCount(len((await _render(client, wanted, choice)).ids))
 
         await self._answer(scope, receive, send, choice, question)
 

@@ -221,7 +221,9 @@ def test_no_body_whatever_raises_anything_but_refused(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("code", ErrorCode)
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+@pytest.mark.parametrize(
+    "protocol", [openai_chat.PROTOCOL, openai_completions.PROTOCOL], ids=lambda protocol: protocol.name
+)
 def test_every_error_code_has_a_status_a_shape_and_a_word_on_retrying(code: ErrorCode, protocol: Any) -> None:
     failure = Failure(code, "what is wrong", "field")
     status, body = protocol.error(failure)
