@@ -165,7 +165,7 @@ def _text(block: Block, where: str) -> str:
     if kind == "search_result":
         found = block.content if isinstance(block.content, list) else []
         source = block.source if isinstance(block.source, str) else None
-        return "\n".join(filter(None, [block.title, source, *_texts(found, f"{where}.content")]))
+        return "\n".join(filter(None, [block.title, source, *_plain(found, f"{where}.content")]))
     if kind == "tool_reference":
         return _given(block.tool_name, f"{where}.tool_name")
     if kind == "image":
@@ -188,7 +188,17 @@ def _document(source: Source | str | None, where: str) -> str:
         )
     if isinstance(source.content, str):
         return source.content
-    return "\n".join(_texts(source.content or [], f"{where}.source.content"))
+    return "\n".join(_plain(source.content or [], f"{where}.source.content"))
+
+
+def _plain(blocks: list[Block], where: str) -> list[str]:
+    """Blocks of text and nothing else, so that none stands in another without end."""
+    for index, block in enumerate(blocks):
+        if block.type != "text":
+            raise unsupported(
+                f"{where}[{index}].type", f"{shown(block.type)} is not supported here, only text"
+            )
+    return _texts(blocks, where)
 
 
 def _given(text: str | None, where: str) -> str:

@@ -406,12 +406,16 @@ def test_anthropic_a_count_needs_no_max_tokens_and_means_the_same_prompt() -> No
         b'{"max_tokens":9,"messages":[{"role":"assistant","content":'
         b'[{"type":"tool_use","id":"a","name":"f","input":{"a":"\xff"}}]}]}',
         b'{"max_tokens":1e999,"messages":[]}',
+        b'{"max_tokens": 9, "messages": [{"role": "user", "content": ['
+        + b'{"type":"search_result","content":[' * 350
+        + b"]}" * 350
+        + b"]}]}",
     ],
 )
 def test_anthropic_hostile_bodies_are_refused(body: bytes) -> None:
     with pytest.raises(Refused) as caught:
         anthropic.decode(body)
-    assert caught.value.failure.code is ErrorCode.INVALID_REQUEST
+    assert caught.value.failure.code in (ErrorCode.INVALID_REQUEST, ErrorCode.UNSUPPORTED)
 
 
 # ---------------------------------------------------------------- anything
