@@ -55,20 +55,16 @@ class History:
         """
 
         def check(db: sqlite3.Connection) -> None:
-            if (
-                id == previous_id
-                or db.execute(
-                    "SELECT 1 FROM responses WHERE id = ? OR previous_id = ? LIMIT 1", (id, id)
-                ).fetchone()
-            ):
-                raise refuse(ErrorCode.CONFLICT, f"there is a response {id} already")
+            if db.execute("SELECT 1 FROM responses WHERE id = ?", (id,)).fetchone():
+                raise _is_there(id)
 
         return await self._store(Link(id, previous_id, model, self._clock(), delta), check)
 
     async def replace(self, id: str, previous_id: str | None, delta: bytes, model: str) -> bool:
         """Store a response in the place of what is there under its id, if anything is.
 
-        False, and nothing is changed, where it is larger than all that may be stored.
+        False, and nothing is changed, where it is larger than all that may be stored. Raises `Refused` (conflict) where
+        another one names it as its previous.
         """
         return await self._store(
             Link(id, previous_id, model, self._clock(), delta),
@@ -83,6 +79,11 @@ class History:
 
         def store(db: sqlite3.Connection) -> bool:
             _sweep(db, now, ttl_s)
+            if (  # a chain must not bite its tail
+                link.id == link.previous_id
+                or db.execute("SELECT 1 FROM responses WHERE previous_id = ? LIMIT 1", (link.id,)).fetchone()
+            ):
+                raise _is_there(link.id)
             first(db)
             chain = _numbers(db, link.previous_id)
             used = _next_use(db)
@@ -209,6 +210,10 @@ def _make_room(db: sqlite3.Connection, most: int) -> None:
         db.execute(
             "DELETE FROM responses WHERE number = (SELECT number FROM responses ORDER BY used, number LIMIT 1)"
         )
+
+
+def _is_there(id: str) -> Refused:
+    return refuse(ErrorCode.CONFLICT, f"there is a response {id} already")
 
 
 def _no_such(link: str, asked: str) -> Refused:
