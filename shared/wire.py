@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from shared.encoders import Kind
 from shared.errors import Failure
 
 # ---------------------------------------------------------------- requests
@@ -209,10 +210,19 @@ class DetokenizeResult(msgspec.Struct, frozen=True):
 
 
 class EmbedRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """`POST /embed`: one vector for each input. `dimensions`: so many of the first, made unit length again; 0 = all."""
+    """`POST /embed`: one vector for each input. `dimensions`: so many of the first, made unit length again; 0 = all.
+
+    Before each text goes `prompt`, or the model's own prompt of the name `prompt_name`, or the one for texts of this
+    `role` if it has one; else its default, if it has one. `truncate`: of a longer input the first so many tokens are
+    read, -1 = as many as the model can; 0 = it is refused.
+    """
 
     inputs: list[TextPrompt | TokenPrompt]
     dimensions: int = 0
+    prompt: str = ""
+    prompt_name: str = ""
+    role: Literal["", "query", "document"] = ""
+    truncate: int = 0
 
 
 class EmbedResult(msgspec.Struct, frozen=True):
@@ -231,7 +241,10 @@ class RankRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankResult(msgspec.Struct, frozen=True):
-    """`scores`: one a document, more is better; `tokens`: of all that was read."""
+    """`scores`: one a document, more is better: a reranker's through a sigmoid, else the cosine of the vectors.
+
+    `tokens`: of all that was read; a document that is too long is read as far as it goes.
+    """
 
     scores: list[float]
     tokens: int
@@ -379,6 +392,8 @@ class ModelFacts(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     device: str = ""
     blas: str = ""
     defaults: Sampling = Sampling()
+    kind: Kind = "chat"
+    dimensions: int = 0  # of its vectors
 
 
 class CacheLookup(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ MAX_LINES = 500
 # lines and itself; units on one line do not know each other.
 READING_ORDER: dict[str, list[list[str]]] = {
     "shared": [
-        ["version", "units", "ndjson", "logs", "errors", "files", "family_config", "providers"],
+        ["version", "units", "ndjson", "logs", "errors", "files", "family_config", "providers", "encoders"],
         ["wire", "jobs", "asgi", "model_config", "kv_layout", "tensor_headers"],
         ["control", "checkpoint"],
     ],
@@ -29,7 +29,9 @@ READING_ORDER: dict[str, list[list[str]]] = {
         ["cache"],
         ["weights"],
         ["providers"],
-        ["models"],
+        ["embed.sentence", "embed.groups", "embed.texts"],
+        ["models", "embed.pooling"],
+        ["embed.forward"],
         ["engine.sequence", "engine.kv_budget", "engine.pace"],
         ["engine.answer_grammar", "engine.budget"],
         ["engine.scheduler", "engine.curve", "engine.grammar", "engine.processors"],
@@ -41,6 +43,7 @@ READING_ORDER: dict[str, list[list[str]]] = {
         ["shape", "resolve"],
         ["stream"],
         ["pipeline", "jobs"],
+        ["embed.embedder"],
         ["app"],
         ["serve"],
         ["__main__"],
@@ -71,6 +74,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "worker.weights": {"mlx"},
     "worker.providers": {"mlx", "mlx_lm"},
     "worker.models": {"mlx"},
+    "worker.embed": {"mlx", "tokenizers"},
     "worker.engine": {"mlx", "numpy", "llguidance"},
     "worker.load": {"mlx"},
     "worker.serve": {"uvicorn"},
@@ -184,7 +188,7 @@ def imports_of(name: str) -> Iterator[tuple[str, int]]:
 def unit_of(name: str) -> tuple[str, int]:
     """The unit of a module (without its package) and its line in the reading order; ("", -1): the package."""
     package, _, rest = name.partition(".")
-    if not rest or rest == "engine":
+    if rest in ("", "engine", "embed"):
         return "", -1
     for line, units in enumerate(READING_ORDER[package]):
         for unit in units:

@@ -26,13 +26,16 @@ from shared.asgi import (
 from shared.errors import ErrorCode, Failure, Refused, refuse
 from shared.wire import (
     DetokenizeRequest,
+    EmbedRequest,
     Failed,
     GenerateRequest,
+    RankRequest,
     RenderRequest,
     RenderResult,
     StepFrame,
     WorkerStats,
 )
+from worker.embed.embedder import Embedder
 from worker.pipeline import Pipeline
 
 log = logging.getLogger("worker")
@@ -42,6 +45,8 @@ Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 _generate = msgspec.json.Decoder(GenerateRequest)
 _render = msgspec.json.Decoder(RenderRequest)
 _detokenize = msgspec.json.Decoder(DetokenizeRequest)
+_embed = msgspec.json.Decoder(EmbedRequest)
+_rank = msgspec.json.Decoder(RankRequest)
 _json = msgspec.json.Encoder()
 
 STEPS = "/steps/"
@@ -49,7 +54,7 @@ _NDJSON = [(b"content-type", b"application/x-ndjson")]
 _STATUS = {ErrorCode.SHUTTING_DOWN: 503, ErrorCode.INTERNAL: 500, ErrorCode.ENGINE_FAULT: 500}
 
 
-def build_app(pipeline: Pipeline, stats: Callable[[], WorkerStats]) -> Handler:
+def build_app(pipeline: Pipeline, embedder: Embedder, stats: Callable[[], WorkerStats]) -> Handler:
     """The ASGI application of one model worker."""
 
     async def generate(receive: Receive, send: Send) -> None:
@@ -109,6 +114,22 @@ def build_app(pipeline: Pipeline, stats: Callable[[], WorkerStats]) -> Handler:
         request = _detokenize.decode(await read_body(receive, ndjson.MAX_LINE))
         await respond(send, 200, _json.encode(await pipeline.detokenize(request.ids)))
 
+    async def embed(receive: Receive, send: Send) -> None:
+        request = _embed.decode(await read_body(receive, ndjson.MAX_LINE))
+
+        async def answer() -> None:
+            await respond(send, 200, _json.encode(await embedder.embed(request)))
+
+        await run_until_gone(receive, answer)
+
+    async def rank(receive: Receive, send: Send) -> None:
+        request = _rank.decode(await read_body(receive, ndjson.MAX_LINE))
+
+        async def answer() -> None:
+            await respond(send, 200, _json.encode(await embedder.rank(request)))
+
+        await run_until_gone(receive, answer)
+
     async def give_cache(receive: Receive, send: Send) -> None:
         await respond(send, 200, _json.encode(await pipeline.cache_report()))
 
@@ -119,6 +140,8 @@ def build_app(pipeline: Pipeline, stats: Callable[[], WorkerStats]) -> Handler:
         ("POST", "/generate"): generate,
         ("POST", "/render"): render,
         ("POST", "/detokenize"): detokenize,
+        ("POST", "/embed"): embed,
+        ("POST", "/rank"): rank,
         ("GET", "/stats"): give_stats,
         ("GET", "/cache"): give_cache,
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 from shared.control import LaunchModel
 from shared.wire import ModelFacts, Sampling
+from worker.engine.engine import Loaded
 from worker.engine.grammar import GrammarCompiler
 from worker.engine.kv_budget import KvBudget
 from worker.load import Loading
@@ -38,6 +39,7 @@ class ModelContext:
     defaults: Sampling
     kv: KvBudget
     grammars: GrammarCompiler
+    loaded: Loaded  # the engine's; here for its sizes
 
     @cached_property
     def xtc_keep(self) -> tuple[int, ...]:
@@ -88,6 +90,8 @@ async def open_context(launch: LaunchModel, loading: Loading) -> ModelContext:
         device=held["device"],
         blas=os.environ.get("MLXD_BLAS_NAME", ""),
         defaults=defaults,
+        kind=checkpoint.kind,
+        dimensions=loaded.pooling.width if checkpoint.kind != "reranker" else 0,
     )
     return ModelContext(
         launch.model_id,
@@ -101,6 +105,7 @@ async def open_context(launch: LaunchModel, loading: Loading) -> ModelContext:
         defaults,
         loaded.kv,
         GrammarCompiler(tokenizer, frozenset(eos), facts.vocab_size),
+        loaded,
     )
 
 

@@ -9,7 +9,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Protocol
 
+from shared.encoders import ABILITIES
 from shared.errors import ErrorCode, Failure, Refused, refuse
 from shared.units import format_bytes
 from shared.wire import (
@@ -40,6 +42,18 @@ THREAD_ABOVE = 20_000
 """Characters of prompt above which encoding leaves the event loop (about 10 ms)."""
 
 
+class Listener(Protocol):
+    """Who takes the outputs of one row: a stream, or what reads a text only."""
+
+    reader: str
+
+    def feed(self, output: Output) -> bool:
+        """Take the output in; True: the row is to be cancelled."""
+
+    def take(self) -> list[Event]:
+        """The events that are ready."""
+
+
 class Pipeline:
     """All streams of a worker. `dispatch` is what the engine's outputs go to, on the event loop."""
 
@@ -47,7 +61,7 @@ class Pipeline:
         self.context = context
         self.kv = context.kv
         self._engine = engine
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, Listener] = {}
         self.readers: dict[str, OnStep] = {}  # by name: who takes the events of the streams that name it
         self._idle = asyncio.Event()
         self._idle.set()
@@ -125,6 +139,13 @@ class Pipeline:
 
     def _check_new(self, request: GenerateRequest) -> None:
         """Refuse an id that is in flight, a `reader` that is not there, and numbers that mean nothing."""
+        facts = self.context.facts
+        if facts.kind != "chat":
+            raise refuse(
+                ErrorCode.UNSUPPORTED,
+                f"{self.context.model_id} {ABILITIES[facts.kind]}, and does not write",
+                param="model",
+            )
         if request.request_id in self._streams:
             raise refuse(ErrorCode.INVALID_REQUEST, f"request id {request.request_id!r} is in flight already")
         if request.reader and request.reader not in self.readers:
@@ -158,17 +179,25 @@ class Pipeline:
     @contextmanager
     def _running(self, stream: Stream) -> Iterator[None]:
         sequence_id = stream.sequence.id
-        self._streams[sequence_id] = stream
+        with self.holding(sequence_id, stream):
+            self._engine.submit(stream.sequence)
+            try:
+                yield
+            finally:
+                if not stream.is_done:
+                    self._engine.cancel(sequence_id)
+
+    @contextmanager
+    def holding(self, name: str, listener: Listener) -> Iterator[None]:
+        """Outputs of this id go to `listener`, and a drain waits for it."""
+        self._streams[name] = listener
         self._idle.clear()
-        self._engine.submit(stream.sequence)
         try:
             yield
         finally:
-            del self._streams[sequence_id]
+            del self._streams[name]
             if not self._streams:
                 self._idle.set()
-            if not stream.is_done:
-                self._engine.cancel(sequence_id)
 
     def resize(self, kv_bytes: int, prefix_cache_bytes: int) -> None:
         """Other caps from now on; requests that are in flight come to the end that they were promised."""
