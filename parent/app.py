@@ -30,6 +30,7 @@ from parent.library.machine import Device
 from parent.live_config import Change, LiveConfig
 from parent.pool.pool import Pool
 from parent.protocols import PROTOCOLS
+from parent.routes.embeddings import EmbeddingRoutes
 from parent.routes.front import Front, not_found
 from parent.routes.health import Health
 from parent.routes.inference import InferenceRoute
@@ -106,6 +107,7 @@ class Application:
         health, static = self.health, Static()
         models = Models(self.pool, created=int(time.time()))
         text = TextRoutes(self.pool)
+        reading = EmbeddingRoutes(self.pool)
         responses = ResponsesRoutes(self.forwarder, self.history, self.background)
         workers = Workers(self.pool, self.bus, health.view)
         memory, config = Memory(self.pool), Config(self.live, self.pool.roster.known)
@@ -130,6 +132,10 @@ class Application:
             ("POST", "/v1/responses/{id}/cancel", responses.cancel),
             ("GET", "/v1/responses/{id}/input_items", responses.input_items),
             ("POST", "/v1/messages/count_tokens", text.count_tokens),
+            ("POST", "/v1/embeddings", reading.embeddings),
+            ("POST", "/v1/rerank", reading.rerank),
+            ("POST", "/v2/rerank", reading.rerank),
+            ("POST", "/rerank", reading.rerank),
             ("POST", "/tokenize", text.tokenize),
             ("POST", "/detokenize", text.detokenize),
             ("POST", "/apply-template", text.apply_template),

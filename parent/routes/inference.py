@@ -14,6 +14,7 @@ from parent.inference.profiles import apply
 from parent.inference.record import Record
 from parent.inference.reply import Emit, send_answer, send_failure, send_stream
 from parent.library.catalog import ModelEntry
+from parent.pool.refusal import not_for
 from parent.protocols.base import DecodedRequest, Manners, Meta, Protocol
 from shared import asgi, wire
 from shared.errors import Refused
@@ -103,6 +104,8 @@ async def admit(scope: asgi.Scope, asked: DecodedRequest, forwarder: Forwarder, 
     pool = forwarder.pool
     found = await pool.roster.choose(asked.model)
     record.model, record.stream = found.entry.id, asked.stream
+    if found.entry.kind != "chat":
+        raise not_for(found.entry, "and does not write")
     named = asked.model if asked.model and not found.is_fallback else found.entry.id
     headers = [(b"x-mlxd-fallback", found.entry.id.encode())] if found.is_fallback else []
     asked = apply(asked, found.profile)

@@ -3,6 +3,7 @@ answer, and asked about text only.
 """
 
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -18,7 +19,8 @@ from shared.errors import ErrorCode, refuse
 
 TRIES = 3  # on so many workers, should they die meanwhile
 
-Question = Callable[[WorkerClient, Lease], Awaitable[msgspec.Struct]]
+T = TypeVar("T", bound=msgspec.Struct)
+Question = Callable[[WorkerClient, Lease], Awaitable[T]]
 
 
 class TextRoutes:
@@ -75,7 +77,7 @@ class TextRoutes:
         await self._answer(scope, receive, send, choice, question)
 
     async def _answer(
-        self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send, choice: Choice, question: Question
+        self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send, choice: Choice, question: Question[T]
     ) -> None:
         """Ask the model's worker, with a place in the queue, so that it is loaded, and not evicted meanwhile."""
 
@@ -87,9 +89,15 @@ class TextRoutes:
         await asgi.run_until_gone(receive, work)
 
 
-async def ask(pool: Pool, choice: Choice, client_name: str, question: Question) -> msgspec.Struct:
+async def ask(
+    pool: Pool,
+    choice: Choice,
+    client_name: str,
+    question: Question[T],
+    keep_alive_s: float | None = None,
+) -> T:
     """The worker's answer; that of the next one where it is lost. Raises `Refused`."""
-    lease = pool.ask(choice.entry, client_name)
+    lease = pool.ask(choice.entry, client_name, keep_alive_s)
     try:
         for _ in range(TRIES):
             client = await lease.grant()

@@ -148,6 +148,14 @@ class WorkerClient:
         body = _encode(wire.DetokenizeRequest(ids=ids))
         return await self._call("POST", "/detokenize", body, wire.DetokenizeResult)
 
+    async def embed(self, request: wire.EmbedRequest) -> wire.EmbedResult:
+        """The vectors of texts. Raises `Refused`, `WorkerLost`."""
+        return await self._call("POST", "/embed", _encode(request), wire.EmbedResult)
+
+    async def rank(self, request: wire.RankRequest) -> wire.RankResult:
+        """The scores of documents. Raises `Refused`, `WorkerLost`."""
+        return await self._call("POST", "/rank", _encode(request), wire.RankResult)
+
     async def stats(self) -> wire.WorkerStats:
         """The worker's counters now. Raises `Refused`, `WorkerLost`."""
         return await self._call("GET", "/stats", b"", wire.WorkerStats)
