@@ -35,6 +35,7 @@ from parent.routes.front import Front, not_found
 from parent.routes.health import Health
 from parent.routes.inference import InferenceRoute
 from parent.routes.models import Models
+from parent.routes.ollama import OllamaRoutes
 from parent.routes.responses import ResponsesRoutes
 from parent.routes.static import Static
 from parent.routes.text import TextRoutes
@@ -113,6 +114,7 @@ class Application:
         memory, config = Memory(self.pool), Config(self.live, self.pool.roster.known)
         quarantine = Quarantine(self.forwarder.quarantine)
         pulls, jobs = Pulls(self.jobs, lambda: self.live.settings), JobRoutes(self.jobs)
+        ollama = OllamaRoutes(self.forwarder, self.jobs, self.bus, pulls.begin)
         table: list[tuple[str, str, asgi.App]] = [
             ("GET", "/", static.page),
             ("GET", "/static/{name:path}", static.file),
@@ -155,6 +157,17 @@ class Application:
             ("DELETE", "/admin/pulls/{id}", pulls.cancel),
             ("POST", "/admin/pulls/{id}/pause", pulls.pause),
             ("POST", "/admin/pulls/{id}/resume", pulls.resume),
+            ("POST", "/api/chat", ollama.chat),
+            ("POST", "/api/generate", ollama.generate),
+            ("GET", "/api/tags", ollama.tags),
+            ("POST", "/api/show", ollama.show),
+            ("GET", "/api/ps", ollama.ps),
+            ("GET", "/api/version", ollama.version),
+            ("POST", "/api/pull", ollama.pull),
+            ("POST", "/api/create", ollama.refuse),
+            ("POST", "/api/copy", ollama.refuse),
+            ("POST", "/api/push", ollama.refuse),
+            ("DELETE", "/api/delete", ollama.refuse),
             ("GET", "/api/jobs", jobs.all),
             ("GET", "/api/jobs/{id}", jobs.one),
         ]

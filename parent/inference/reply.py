@@ -1,4 +1,5 @@
-"""How an answer leaves: one JSON body, or server-sent events with keep-alive comments. No policy of retries.
+"""How an answer leaves: one JSON body, or a stream, with keep-alive comments where it is server-sent events. No policy
+of retries.
 
 A stream's headers leave with its first bytes: the first event, or the first keep-alive of a request that waits
 long. A failure before that is a status and a JSON body; after it, one error frame in the stream.
@@ -8,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from parent.protocols import sse
-from parent.protocols.base import Answer, CompletionStreamProtocol, Meta, Protocol, retry_headers
+from parent.protocols.base import Answer, Meta, Protocol, retry_headers
 from shared import asgi, wire
 from shared.errors import Failure, Refused
 
@@ -59,10 +60,7 @@ async def send_stream(
     `body_send` takes the pieces of the body; it may be the server's own, past what only looks at headers. `status`
     says what a silent request waits for; it goes into the comments that keep the connection alive.
     """
-    encoder = protocol.stream(meta)
-    stream = _Stream(
-        send, body_send, encoder, meta.num_choices, keepalive_s, status, headers, ping=protocol.ping
-    )
+    stream = _Stream(send, body_send, protocol, meta, keepalive_s, status, headers)
     try:
         await work(stream.emit)
         last = stream.last
@@ -87,25 +85,25 @@ class _Stream:
         self,
         send: asgi.Send,
         body_send: asgi.Send,
-        encoder: CompletionStreamProtocol,
-        num_choices: int,
+        protocol: Protocol,
+        meta: Meta,
         keepalive_s: float,
         status: Callable[[], str],
         headers: asgi.Headers,
-        *,
-        ping: bytes,
     ) -> None:
-        self.encoder = encoder
+        self.encoder = protocol.stream(meta)
         self.started = False
         self.last = b""  # the terminal frames, kept back for the last write
-        self._running = num_choices
+        self._running = meta.num_choices
         self._start, self._send = send, body_send
         self._keepalive_s = keepalive_s
         self._status = status
-        self._ping = ping
-        self._headers = [*sse.HEADERS, *headers]
+        self._ping = protocol.ping
+        self._headers = [*sse.headers(protocol.media_type), *headers]
         self._quiet = True
-        self._keeper = asyncio.get_running_loop().create_task(self._keep_alive())
+        self._keeper = (
+            asyncio.get_running_loop().create_task(self._keep_alive()) if protocol.has_comments else None
+        )
 
     async def emit(self, events: list[wire.Event], choice: int) -> None:
         """One batch out."""
@@ -135,7 +133,8 @@ class _Stream:
 
     def stop(self) -> None:
         """No comment any more."""
-        self._keeper.cancel()
+        if self._keeper is not None:
+            self._keeper.cancel()
 
     async def _keep_alive(self) -> None:
         """A whole period without a write means silence. A client that does not read holds this up, rightly.

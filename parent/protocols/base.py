@@ -180,7 +180,10 @@ class ErrorEncoder(Interface):
 
 
 class Protocol(NamedTuple):
-    """One public wire format. `decode` raises `Refused`; `ping` goes out with each comment that keeps a stream open."""
+    """One public wire format. `decode` raises `Refused`; `ping` goes out with each comment that keeps a stream open.
+
+    `media_type`: of a stream. A format that is not server-sent events has no comments, and is silent while it waits.
+    """
 
     name: str
     path: str
@@ -189,6 +192,8 @@ class Protocol(NamedTuple):
     answer: Callable[[Meta, list[Answer]], bytes]
     error: ErrorEncoder
     ping: bytes = b""
+    media_type: bytes = b"text/event-stream; charset=utf-8"
+    has_comments: bool = True
 
 
 STATUS: dict[ErrorCode, int] = {

@@ -14,6 +14,13 @@ HEADERS: list[tuple[bytes, bytes]] = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+def headers(media_type: bytes) -> list[tuple[bytes, bytes]]:
+    """Those of a stream of another type."""
+    return [(b"content-type", media_type), *HEADERS[1:]]
+
+
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 

@@ -1,6 +1,6 @@
 """What stands in front of every route: request id, access policy, and JSON for whatever goes wrong behind it.
 
-What goes wrong on a path of Anthropic's API has its shape, whatever it is; on all others that of OpenAI.
+What goes wrong on a path of Anthropic's or Ollama's API has its shape, whatever it is; on all others that of OpenAI.
 """
 
 import logging
@@ -11,7 +11,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 
 from parent.access import Policy, Refusal
-from parent.protocols import anthropic_errors, openai_fields
+from parent.protocols import anthropic_errors, ollama_errors, openai_fields
 from parent.protocols.base import retry_headers
 from shared import asgi, logs
 from shared.errors import ErrorCode, Failure, Refused
@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _SAFE = (b"x-content-type-options", b"nosniff")
 _ANTHROPIC = "/v1/messages"
+_OURS = "/api/jobs"  # among the paths of Ollama
 
 
 class Front:
@@ -91,16 +92,23 @@ def _is_anthropic(scope: asgi.Scope) -> bool:
     return path == _ANTHROPIC or path.startswith(f"{_ANTHROPIC}/")
 
 
+def _is_ollama(scope: asgi.Scope) -> bool:
+    path: str = scope["path"]
+    return path.startswith("/api/") and path != _OURS and not path.startswith(f"{_OURS}/")
+
+
 async def _answer(scope: asgi.Scope, send: asgi.Send, failure: Failure, status: int | None = None) -> None:
     if _is_anthropic(scope):
         code, body = anthropic_errors.error(failure, scope["request_id"], status)
+    elif _is_ollama(scope):
+        code, body = ollama_errors.error(failure)
     else:
         code, body = openai_fields.error(failure)
     await asgi.respond(send, status or code, body, retry_headers(failure))
 
 
 async def _forbid(scope: asgi.Scope, send: asgi.Send, refused: Refusal) -> None:
-    if _is_anthropic(scope):
+    if _is_anthropic(scope) or _is_ollama(scope):
         await _answer(scope, send, Failure(ErrorCode.FORBIDDEN, refused.message), refused.status)
         return
     frame = openai_fields.ErrorFrame(

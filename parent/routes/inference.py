@@ -32,9 +32,19 @@ class InferenceRoute:
         self.forwarder = forwarder
 
     async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        await self.answer(scope, receive, send)
+
+    async def answer(
+        self,
+        scope: asgi.Scope,
+        receive: asgi.Receive,
+        send: asgi.Send,
+        asked: DecodedRequest | None = None,
+    ) -> None:
+        """`asked`: where the body has been read already."""
         record = Record()
         try:
-            await self._answer(scope, receive, send, record)
+            await self._answer(scope, receive, send, asked, record)
         except asgi.ClientGone:
             record.end = "left"
             raise
@@ -42,11 +52,20 @@ class InferenceRoute:
             record.write()
 
     async def _answer(
-        self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send, record: Record
+        self,
+        scope: asgi.Scope,
+        receive: asgi.Receive,
+        send: asgi.Send,
+        given: DecodedRequest | None,
+        record: Record,
     ) -> None:
         protocol, forwarder = self.protocol, self.forwarder
         try:
-            asked = await read(scope, receive, forwarder.pool.settings, protocol.decode)
+            asked = (
+                given
+                if given is not None
+                else await read(scope, receive, forwarder.pool.settings, protocol.decode)
+            )
             admitted = await admit(scope, asked, forwarder, record)
         except Refused as refused:
             record.end = refused.failure.code
