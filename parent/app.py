@@ -36,6 +36,7 @@ from parent.routes.health import Health
 from parent.routes.inference import InferenceRoute
 from parent.routes.models import Models
 from parent.routes.ollama import OllamaRoutes
+from parent.routes.ollama_pull import OllamaPull
 from parent.routes.responses import ResponsesRoutes
 from parent.routes.static import Static
 from parent.routes.text import TextRoutes
@@ -114,7 +115,8 @@ class Application:
         memory, config = Memory(self.pool), Config(self.live, self.pool.roster.known)
         quarantine = Quarantine(self.forwarder.quarantine)
         pulls, jobs = Pulls(self.jobs, lambda: self.live.settings), JobRoutes(self.jobs)
-        ollama = OllamaRoutes(self.forwarder, self.jobs, self.bus, pulls.begin)
+        ollama = OllamaRoutes(self.forwarder)
+        ollama_pull = OllamaPull(self.jobs, self.bus, pulls.begin, lambda: self.live.settings)
         table: list[tuple[str, str, asgi.App]] = [
             ("GET", "/", static.page),
             ("GET", "/static/{name:path}", static.file),
@@ -159,11 +161,13 @@ class Application:
             ("POST", "/admin/pulls/{id}/resume", pulls.resume),
             ("POST", "/api/chat", ollama.chat),
             ("POST", "/api/generate", ollama.generate),
+            ("POST", "/api/embed", ollama.embed),
+            ("POST", "/api/embeddings", ollama.embeddings),
             ("GET", "/api/tags", ollama.tags),
             ("POST", "/api/show", ollama.show),
             ("GET", "/api/ps", ollama.ps),
             ("GET", "/api/version", ollama.version),
-            ("POST", "/api/pull", ollama.pull),
+            ("POST", "/api/pull", ollama_pull.pull),
             ("POST", "/api/create", ollama.refuse),
             ("POST", "/api/copy", ollama.refuse),
             ("POST", "/api/push", ollama.refuse),

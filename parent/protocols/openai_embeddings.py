@@ -60,7 +60,7 @@ def decode(body: bytes, manners: Manners = PLAIN) -> Asked:
     if asked.instruction and asked.prompt_name:
         raise invalid("prompt_name", "only one of instruction and prompt_name is possible")
     request = wire.EmbedRequest(
-        inputs=_inputs(asked.input),
+        inputs=inputs_of(asked.input),
         dimensions=asked.dimensions or 0,
         prompt=asked.instruction or "",
         prompt_name=asked.prompt_name or "",
@@ -75,7 +75,7 @@ def decode(body: bytes, manners: Manners = PLAIN) -> Asked:
     )
 
 
-def _inputs(given: str | list[Any]) -> list[wire.TextPrompt | wire.TokenPrompt]:
+def inputs_of(given: str | list[Any]) -> list[wire.TextPrompt | wire.TokenPrompt]:
     """A text, texts, the ids of a text, or the ids of several. Raises `Refused`."""
     if isinstance(given, str):
         return [_one(given, "input")]

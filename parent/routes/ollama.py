@@ -1,4 +1,4 @@
-"""Ollama's `/api`: chat and generate as another wire format, and its views of models and pulls.
+"""Ollama's `/api`: chat and generate as another wire format, vectors, and its views of models.
 
 Names may end in `:latest`, which means nothing here. Refusals before an answer are written by `Front`, in its shape.
 """
@@ -6,46 +6,42 @@ Names may end in `:latest`, which means nothing here. Refusals before an answer 
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import msgspec
 from msgspec.structs import replace
 
-from parent.bus import Bus
 from parent.inference.forward import Forwarder
-from parent.jobs.queue import JobQueue
-from parent.jobs.states import TERMINAL, State
-from parent.jobs.store import Job
 from parent.library.abilities import abilities
 from parent.library.catalog import ModelEntry
 from parent.pool import operators
 from parent.pool.desk import FOREVER, Phase
 from parent.pool.host import Host
-from parent.protocols import ollama, ollama_fields, ollama_models
-from parent.protocols.base import PLAIN, DecodedRequest, Protocol
+from parent.pool.lease import Lease
+from parent.pool.refusal import not_for
+from parent.protocols import ollama, ollama_embed, ollama_fields, ollama_models, openai_embeddings
+from parent.protocols.base import PLAIN, DecodedRequest, Manners, Protocol
 from parent.protocols.ollama_answer import Clock, Line, Moment, chat_line, generate_line, moved
-from parent.protocols.ollama_errors import ErrorBody, error
-from parent.protocols.ollama_models import Details, Listed, Progress, PullBody, Running, Show, ShowBody
+from parent.protocols.ollama_errors import error
+from parent.protocols.ollama_models import Details, Listed, Running, Show, ShowBody
 from parent.routes.inference import InferenceRoute, client_of, declared_length, read
+from parent.routes.text import ask
+from parent.workers.client import WorkerClient
 from shared import asgi, wire
 from shared.errors import ErrorCode, Failure, Refused
 from shared.version import VERSION
 
 MOST_BYTES = 64 * 1024
 NEVER = "9999-12-31T23:59:59Z"
-Begin = Callable[..., Awaitable[Job]]
 
 
 class OllamaRoutes:
-    """The routes. `begin` begins or joins a pull."""
+    """The routes but `/api/pull`."""
 
-    def __init__(self, forwarder: Forwarder, jobs: JobQueue, bus: Bus, begin: Begin) -> None:
+    def __init__(self, forwarder: Forwarder) -> None:
         self.forwarder = forwarder
         self.pool = forwarder.pool
-        self.jobs = jobs
-        self.bus = bus
-        self.begin = begin
 
     # ------------------------------------------------------------ answers
 
@@ -92,6 +88,51 @@ class OllamaRoutes:
         finally:
             lease.release()
         return entry, "load"
+
+    async def embed(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        """`POST /api/embed`."""
+        clock = _clock()
+
+        def write(found: wire.EmbedResult, named: str) -> bytes:
+            total = clock().elapsed_ns
+            rows = ollama_embed.rows(found)
+            return msgspec.json.encode(ollama_embed.Embedded(named, rows, total, 0, found.tokens))
+
+        await self._embedded(scope, receive, send, ollama_embed.decode, write)
+
+    async def embeddings(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        """`POST /api/embeddings`, the old one."""
+
+        def write(found: wire.EmbedResult, named: str) -> bytes:
+            first = next(iter(ollama_embed.rows(found)), [])
+            return msgspec.json.encode(ollama_embed.Embedding(first))
+
+        await self._embedded(scope, receive, send, ollama_embed.decode_old, write)
+
+    async def _embedded(
+        self,
+        scope: asgi.Scope,
+        receive: asgi.Receive,
+        send: asgi.Send,
+        decode: Callable[[bytes, Manners], openai_embeddings.Asked],
+        write: Callable[[wire.EmbedResult, str], bytes],
+    ) -> None:
+        asked = await read(scope, receive, self.pool.settings, decode)
+        choice = await self.pool.roster.choose(self._name(asked.model))
+        if choice.entry.kind == "reranker":
+            raise not_for(choice.entry, "and has no vectors")
+
+        async def question(client: WorkerClient, lease: Lease) -> wire.EmbedResult:
+            if not asked.request.inputs:  # the model is only to be loaded
+                return wire.EmbedResult(b"", 0, 0)
+            return await client.embed(asked.request)
+
+        async def work() -> None:
+            found = await ask(self.pool, choice, client_of(scope), question, asked.keep_alive_s)
+            named = asked.model or choice.entry.id
+            await asgi.respond(send, 200, await asyncio.to_thread(write, found, named))
+
+        await asgi.run_until_gone(receive, work)
 
     def _name(self, name: str) -> str:
         """Without the tag that every model of Ollama has, unless there is such a name."""
@@ -188,50 +229,6 @@ class OllamaRoutes:
             entry.id, entry.id, held, _digest(entry), details, expires, held, details.context_length
         )
 
-    # ------------------------------------------------------------ pull
-
-    async def pull(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
-        """`POST /api/pull`: the download is a job, which goes on when the client leaves."""
-        asked = ollama_fields.parse(await self._small(scope, receive), PullBody, PLAIN)
-        after = self.bus.last_id
-        job = await self.begin(ollama_models.hub_name(asked.named), join=True)
-
-        async def whole() -> None:
-            end = await self._follow(job.id, after, _nothing)
-            failure = _failure(end)
-            if failure is not None:
-                raise Refused(failure)
-            await asgi.respond(send, 200, msgspec.json.encode(Progress("success")))
-
-        async def lines() -> None:
-            await asgi.start(send, 200, [(b"content-type", ollama.MEDIA_TYPE)])
-
-            async def tell(progress: Progress) -> None:
-                await asgi.send_chunk(send, msgspec.json.encode(progress) + b"\n")
-
-            await tell(Progress("pulling manifest"))
-            failure = _failure(await self._follow(job.id, after, tell))
-            last = Progress("success") if failure is None else ErrorBody(failure.message)
-            await asgi.send_chunk(send, msgspec.json.encode(last) + b"\n", more=False)
-
-        await asgi.run_until_gone(receive, whole if asked.stream is False else lines)
-
-    async def _follow(self, job_id: str, after: int, tell: Callable[[Progress], Awaitable[None]]) -> Job:
-        """What a job does, until it is over; how it ended."""
-        job = await self.jobs.get(job_id)
-        events = self.bus.subscribe(after)
-        while job.state not in TERMINAL and job.state != State.PAUSED:
-            event = await anext(events, None)
-            if event is None:  # the server leaves; the job goes on after the next start
-                break
-            if event.kind != "job" or event.data["id"] != job_id:
-                continue
-            job = await self.jobs.get(job_id)
-            if job.state == State.RUNNING and job.total:
-                stage = f"pulling {job.stage}".strip()
-                await tell(Progress(stage, job_id, job.total, min(job.done, job.total)))
-        return job
-
     async def _small(self, scope: asgi.Scope, receive: asgi.Receive) -> bytes:
         return await asgi.read_body(
             receive,
@@ -239,19 +236,6 @@ class OllamaRoutes:
             declared=declared_length(scope),
             silence_s=self.pool.settings.request_wait_s,
         )
-
-
-async def _nothing(progress: Progress) -> None:
-    """Nobody watches."""
-
-
-def _failure(job: Job) -> Failure | None:
-    """Why a pull brought nothing; None where it is done."""
-    if job.state == State.DONE:
-        return None
-    return job.failure or Failure(
-        ErrorCode.CONFLICT, f"the pull {job.id} is {job.state}; see GET /admin/pulls"
-    )
 
 
 def _clock() -> Clock:

@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ollama
 import pytest
 
+from tests.e2e.real import serving
+from tests.oracles import encoders
 from tests.process.harness import Served, served, until
 
 PARAMETERS = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
@@ -141,3 +144,24 @@ def test_ollama_client_raises_its_own_error_also_in_a_stream(client: ollama.Clie
     broken = [{"role": "user", "content": 'x fake:{"fail_after": 1}'}]
     with pytest.raises(ollama.ResponseError, match="as told"):
         list(client.chat(model="fake", messages=broken, stream=True))
+
+
+def test_ollama_embeds_with_a_real_encoder(tmp_path: Path) -> None:
+    with serving(encoders.write_case("bert", tmp_path / "bert"), tmp_path) as server:
+        client = ollama.Client(host=server.url, trust_env=False)
+        both = client.embed(model="bert", input=list(encoders.TEXTS[:2]))
+        one = client.embed(model="bert:latest", input=encoders.TEXTS[1])
+        old = client.embeddings(model="bert", prompt=encoders.TEXTS[1])
+        short = client.embed(model="bert", input="a", dimensions=8)
+        cut = client.embed(model="bert", input="word " * 500)
+        none = client.embed(model="bert", input="")
+        assert [len(row) for row in both.embeddings] == [32, 32]
+        assert both.embeddings[1] == pytest.approx(one.embeddings[0], abs=1e-6)
+        assert list(old.embedding) == pytest.approx(one.embeddings[0], abs=1e-6)
+        assert (len(short.embeddings[0]), len(cut.embeddings), list(none.embeddings)) == (8, 1, [])
+        assert both.prompt_eval_count > one.prompt_eval_count > 0
+        with pytest.raises(ollama.ResponseError) as caught:
+            client.embed(model="bert", input="word " * 500, truncate=False)
+        assert caught.value.status_code == 400
+        assert client.show("bert").capabilities == ["embedding"]
+        client._client.close()
