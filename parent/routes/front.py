@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _SAFE = (b"x-content-type-options", b"nosniff")
 _ANTHROPIC = "/v1/messages"
+_MODELS = "/v1/models"
 _OURS = "/api/jobs"  # among the paths of Ollama
 
 
@@ -88,8 +89,11 @@ def _not_allowed(scope: asgi.Scope, error: HTTPException) -> Failure:
 
 
 def _is_anthropic(scope: asgi.Scope) -> bool:
+    """`/v1/models` is everybody's: there its clients are known by a header."""
     path: str = scope["path"]
-    return path == _ANTHROPIC or path.startswith(f"{_ANTHROPIC}/")
+    if path == _ANTHROPIC or path.startswith(f"{_ANTHROPIC}/"):
+        return True
+    return path.startswith(_MODELS) and any(name == b"anthropic-version" for name, _ in scope["headers"])
 
 
 def _is_ollama(scope: asgi.Scope) -> bool:
