@@ -89,7 +89,7 @@ class StoreIsTheModel(RuleBasedStateMachine):
         if total > self.world.most:
             assert got is False
             return
-        before = dict(self.model)
+        before = {each: dict(link) for each, link in self.model.items()}
         self.sweep()
         named = {link["previous"] for link in self.model.values()}
         if name in self.model or name in named or name == previous:
@@ -112,7 +112,7 @@ class StoreIsTheModel(RuleBasedStateMachine):
         if total > self.world.most:
             assert got is False
             return
-        before = dict(self.model)
+        before = {each: dict(link) for each, link in self.model.items()}
         self.sweep()
         if name == previous or name in {link["previous"] for link in self.model.values()}:
             assert got.code is ErrorCode.CONFLICT
