@@ -4,6 +4,7 @@ A token whose bytes are not whole characters is shown with U+FFFD; its `bytes` a
 """
 
 import codecs
+from collections.abc import Sequence
 
 import msgspec
 
@@ -29,7 +30,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     top_logprobs: list[TopLogprob]
 
 
-def entries(logprobs: list[wire.Logprob]) -> list[TokenLogprob]:
+def entries(logprobs: Sequence[wire.Logprob]) -> list[TokenLogprob]:
     """One entry a token, as chats have them."""
     return [
         TokenLogprob(

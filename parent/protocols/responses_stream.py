@@ -6,7 +6,7 @@ for each output item `output_item.added`, its parts and deltas, their `done`, `o
 stays open while text comes after it, until the next call or the end, as its arguments may go on.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -34,6 +34,10 @@ from shared.errors import Failure
 _MARK = 1 << 53  # stands for a sequence number in a frame that is made beforehand
 
 
+Ready = tuple[type[wire.Text | wire.Reasoning], bytes, bytes, bytes]
+"""Deltas of the open item are the same but for number and text: its kind, and what stands around the two."""
+
+
 class ResponseStream:
     """Encodes one response. `clock` gives seconds since the epoch; without it all is at the time of the request."""
 
@@ -47,7 +51,7 @@ class ResponseStream:
         self._items: list[Growing] = []
         self._open: Growing | None = None  # text or thinking that may go on
         self._call: Growing | None = None
-        self._ready: tuple[bytes, bytes, bytes] | None = None  # the token path: around number and text
+        self._ready: Ready | None = None  # the token path, where it may be taken
         self._last = b""
         self._final: Response | None = None
 
@@ -62,10 +66,10 @@ class ResponseStream:
         """One delta per run of text, thinking or a call in the batch."""
         if self._ready is not None and len(events) == 1:  # nearly always
             only = events[0]
-            if isinstance(only, wire.Text) and only.text:
+            kind, before, between, after = self._ready
+            if type(only) is kind and only.text:
                 assert self._open is not None
                 self._open.add(only.text)
-                before, between, after = self._ready
                 number = b"%d" % self._sequence
                 self._sequence += 1
                 return b"".join((before, number, between, sse.encode(only.text), after))
@@ -156,12 +160,12 @@ class ResponseStream:
         frames += self._added(item)
         if kind == "message":
             frames += self._part(item, "response.content_part.added", OutputText([], [], ""))
-            if self._meta.asked.logprobs is None:
-                self._ready = self._around(item)
         elif self._shown.summary:
             frames += self._part(item, "response.reasoning_summary_part.added", SummaryText(""))
         else:
             frames += self._part(item, "response.content_part.added", ReasoningText(""))
+        if kind == "reasoning" or self._meta.asked.logprobs is None:
+            self._ready = self._around(item)
         return frames
 
     def _called(self, run: wire.ToolCall) -> bytes:
@@ -220,17 +224,20 @@ class ResponseStream:
     def _text(self, run: wire.Text) -> bytes:
         assert self._open is not None
         self._open.add(run.text, run.logprobs)
-        told = entries(run.logprobs)
-        return self._of(
-            self._open, "response.output_text.delta", content_index=0, delta=run.text, logprobs=told
-        )
+        return self._delta(self._open, run.text, run.logprobs)
 
     def _thought(self, text: str) -> bytes:
         assert self._open is not None
         self._open.add(text)
+        return self._delta(self._open, text)
+
+    def _delta(self, item: Growing, text: str, logprobs: Sequence[wire.Logprob] = ()) -> bytes:
+        if item.kind == "message":
+            told = entries(logprobs)
+            return self._of(item, "response.output_text.delta", content_index=0, delta=text, logprobs=told)
         if self._shown.summary:
-            return self._of(self._open, "response.reasoning_summary_text.delta", summary_index=0, delta=text)
-        return self._of(self._open, "response.reasoning_text.delta", content_index=0, delta=text)
+            return self._of(item, "response.reasoning_summary_text.delta", summary_index=0, delta=text)
+        return self._of(item, "response.reasoning_text.delta", content_index=0, delta=text)
 
     def _argued(self, call: Growing, delta: str) -> bytes:
         if not delta:
@@ -239,14 +246,13 @@ class ResponseStream:
             return self._of(call, "response.function_call_arguments.delta", delta=delta)
         return self._of(call, "response.custom_tool_call_input.delta", delta=delta)
 
-    def _around(self, item: Growing) -> tuple[bytes, bytes, bytes]:
-        """What stands around number and text of a delta, so that the rest is encoded once."""
+    def _around(self, item: Growing) -> Ready:
+        """Encoded once for all deltas of the item."""
         sequence, self._sequence = self._sequence, _MARK
-        frame = self._of(item, "response.output_text.delta", content_index=0, delta=sse.MARK, logprobs=[])
+        before, rest = self._delta(item, sse.MARK).split(b"%d" % _MARK)
         self._sequence = sequence
-        before, rest = frame.split(b"%d" % _MARK)
         between, after = sse.around(rest)
-        return before, between, after
+        return wire.Text if item.kind == "message" else wire.Reasoning, before, between, after
 
     # ------------------------------------------------------------ frames
 
