@@ -1,6 +1,6 @@
 """Remake the stored references of encoders with torch and Hugging Face transformers; see `make.py` for the environment.
 
-ref/bin/python -m tests.oracles.make_encoders [CASE ...]
+ref/bin/python -m tests.oracles.make_encoders [CASE ... | FOLDER OF all-MiniLM-L6-v2]
 """
 
 import json
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import transformers
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer
 
 from tests.oracles import encoders
 from tests.oracles.encoders import ONE_LABEL, encoder
@@ -74,8 +75,37 @@ def make(config: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
+MINILM = Path(__file__).parents[1] / "e2e" / "minilm_vectors.json"
+MINILM_TEXTS = (
+    "hello world",
+    "What is the capital of France?",
+    "The capital of France is Paris.",
+    "Cats sleep for most of the day. " * 20,
+    "東京 é 👩‍👩‍👧 naïve",
+)
+
+
+def make_minilm(folder: str) -> None:
+    """The vectors of the real model: the mean of its states at unit length."""
+    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    model = transformers.BertModel.from_pretrained(folder).float().eval()
+    found = []
+    for text in MINILM_TEXTS:
+        ids = tokenizer.encode(text).ids
+        with torch.no_grad():
+            mean = model(torch.tensor([ids])).last_hidden_state[0].mean(0)
+        vector = [round(value, 7) for value in (mean / mean.norm()).tolist()]
+        found.append({"text": text, "tokens": len(ids), "vector": vector})
+    MINILM.write_text(json.dumps(found, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def main(wanted: list[str]) -> None:
     """Make the named cases, or all."""
+    if wanted and Path(wanted[0]).is_dir():
+        make_minilm(wanted[0])
+        return
     for name in wanted or list(CASE_TABLE):
         folder = encoders.CASES / name
         folder.mkdir(parents=True, exist_ok=True)

@@ -112,6 +112,7 @@ class Engine:
                 self._step_began = None
                 self._chunks += 1
                 self._count()
+                self._measure()
 
         return self.call(run)
 
