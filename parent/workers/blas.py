@@ -82,7 +82,7 @@ def worker_env(settings: Settings) -> tuple[dict[str, str], str]:
         front = one_row.build(chosen.path, settings.data_dir / "cache")
         if front is not None:
             preload.insert(0, str(front))
-            line += ", products of up to 8 rows by our kernel"
+            line += ", products of up to 16 rows by our kernel"
     env = {"MLXD_BLAS_NAME": line}
     if chosen.path:
         env["LD_PRELOAD"] = ":".join(filter(None, preload))

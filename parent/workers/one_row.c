@@ -2,7 +2,7 @@
  *
  * A decode step multiplies a row for each stream by every weight of the model: y[m,n] = x[m,k] W[n,k]^T. Through gemm
  * a BLAS packs the whole of W for that, which costs more than the product itself. Here W is read once, a row of it
- * at a time for all rows of x, by as many threads as the BLAS has: they take pieces of W as they come, so that one that
+ * at a time for eight rows of x, by as many threads as the BLAS has: they take pieces of W as they come, so that one that
  * is not running holds nobody up. Other products with one row go to gemv. Everything else is passed on as it came.
  * Built by parent/workers/one_row.py where there is a C compiler; used on Linux CPU only.
  */
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
-enum { MOST_ROWS = 8, LEAST_K = 128, PIECE = 1 << 14, SPINS = 1 << 12, MOST_THREADS = 64 };
+enum { AT_ONCE = 8, MOST_ROWS = 16, LEAST_K = 128, PIECE = 1 << 14, SPINS = 1 << 12, MOST_THREADS = 64 };
 
 typedef void (*sgemm_fn)(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *,
                          int);
@@ -68,7 +68,7 @@ typedef float lanes __attribute__((vector_size(32), aligned(4)));
   KERNEL(6, ON, HOW)                                                                                                   \
   KERNEL(7, ON, HOW)                                                                                                   \
   KERNEL(8, ON, HOW)                                                                                                   \
-  static const kernel kernels##ON[MOST_ROWS + 1] = {                                                                   \
+  static const kernel kernels##ON[AT_ONCE + 1] = {                                                                     \
       0, rows_1##ON, rows_2##ON, rows_3##ON, rows_4##ON, rows_5##ON, rows_6##ON, rows_7##ON, rows_8##ON};
 
 typedef void (*kernel)(const product *, int, int);
@@ -90,11 +90,24 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t work = PTHREAD_COND_INITIALIZER;
 
+/* More rows of x than the registers hold go in two passes: a piece of W is in the cache by the second. */
+static void rows_of(const product *p, int begin, int end) {
+  product half = *p;
+  if (p->m > AT_ONCE) {
+    half.m = p->m - AT_ONCE;
+    kernels[half.m](&half, begin, end);
+    half.x += (long)half.m * p->ldx;
+    half.y += (long)half.m * p->ldy;
+    half.m = AT_ONCE;
+  }
+  kernels[half.m](&half, begin, end);
+}
+
 static void take_pieces(const product *p) {
   for (;;) {
     int begin = atomic_fetch_add(&taken, p->piece);
     if (begin >= p->n) return;
-    kernels[p->m](p, begin, begin + p->piece < p->n ? begin + p->piece : p->n);
+    rows_of(p, begin, begin + p->piece < p->n ? begin + p->piece : p->n);
   }
 }
 
@@ -138,7 +151,7 @@ static void multiply(product p) {
   int none = 0;
   pthread_once(&once, start_up);
   if (!helpers || (long)p.n * p.k < 4 * PIECE || !atomic_compare_exchange_strong(&busy, &none, 1)) {
-    kernels[p.m](&p, 0, p.n);
+    rows_of(&p, 0, p.n);
     return;
   }
   p.piece = PIECE / p.k > 4 ? PIECE / p.k : 4;

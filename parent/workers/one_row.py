@@ -24,7 +24,7 @@ gemm = ctypes.CDLL(None).cblas_sgemm
 real, whole = ctypes.c_float, ctypes.c_int
 draw = random.Random(7).random
 shapes = [(ta, tb, m, 5, 4) for ta, tb, m in itertools.product((111, 112), (111, 112), (1, 3))]
-shapes += [(111, 112, m, 601, 131) for m in range(1, 11)]
+shapes += [(111, 112, m, 601, 131) for m in range(1, 19)]
 for (ta, tb, m, n, k), beta in itertools.product(shapes, (0.0, 0.5)):
     pad = 2
     lda = (k if ta == 111 else m) + pad

@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import statistics
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -40,9 +41,9 @@ def measure_streams(rig: Rig, folder: Path, how: How) -> list[Line]:
         ours = rates.pop("mlxd")
         for name, theirs in rates.items():
             notes = f"{ours:.4g} / {theirs:.4g} tok/s"
-            lines.append(
-                at_least("streams", f"{count} streams: mlxd / {name}", ours / theirs, 1.0, notes=notes)
-            )
+            line = at_least("streams", f"{count} streams: mlxd / {name}", ours / theirs, 1.0, notes=notes)
+            print(line.what, line.measured, file=sys.stderr, flush=True)  # an hour's work may yet break off
+            lines.append(line)
     return lines
 
 
@@ -88,7 +89,8 @@ def _until_it_answers(server: Server) -> None:
 
     def answers() -> bool:
         with contextlib.suppress(OSError, http.client.HTTPException, _NotYet):
-            _stream(server, "warm up", 4)
+            with _connected(server) as connection:
+                _stream(server, "warm up", 4, connection)
             return True
         return False
 
@@ -100,19 +102,33 @@ class _NotYet(Exception):
 
 
 def _aggregate(server: Server, count: int) -> float:
-    """Tokens a second of `count` streams that begin together, from the first request to the last token."""
-    began = time.perf_counter()
+    """Tokens a second of `count` streams that begin together, from the first request to the last token.
+
+    They are connected one after the other before: mlx_lm.server resets those that come at once beyond five.
+    """
     prompts = [
         f"{uuid.uuid4().hex[:6]}: write a long story about a lighthouse keeper and a {THEMES[n % 10]}."
         for n in range(count)
     ]
-    told = together(lambda prompt: _stream(server, prompt, TOKENS), prompts)
+    with contextlib.ExitStack() as stack:
+        open_ones = [stack.enter_context(_connected(server)) for _ in prompts]
+        began = time.perf_counter()
+        told = together(
+            lambda pair: _stream(server, pair[0], TOKENS, pair[1]),
+            list(zip(prompts, open_ones, strict=True)),
+        )
     if len(told) != count:
         raise SystemExit(f"{server.model}: {count - len(told)} of {count} streams failed")
     return sum(each.tokens for each in told) / (max(each.ended for each in told) - began)
 
 
-def _stream(server: Server, prompt: str, tokens: int) -> Told:
+def _connected(server: Server) -> contextlib.closing[http.client.HTTPConnection]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
+    connection.connect()
+    return contextlib.closing(connection)
+
+
+def _stream(server: Server, prompt: str, tokens: int, connection: http.client.HTTPConnection) -> Told:
     """One greedy answer; tokens as the server counts them, as pieces of text where it does not."""
     body = {
         "model": server.model,
@@ -124,18 +140,15 @@ def _stream(server: Server, prompt: str, tokens: int) -> Told:
     }
     pieces = counted = 0
     ended = time.perf_counter()
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)) as connection:
-        connection.request(
-            "POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"}
-        )
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise _NotYet(f"{answer.status}: {answer.read()[:300]!r}")
-        for line in answer:
-            if line.startswith(b"data: {"):
-                frame = json.loads(line[6:])
-                if any(choice["delta"].get("content") for choice in frame["choices"]):
-                    pieces += 1
-                    ended = time.perf_counter()
-                counted = (frame.get("usage") or {}).get("completion_tokens") or counted
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    if answer.status != 200:
+        raise _NotYet(f"{answer.status}: {answer.read()[:300]!r}")
+    for line in answer:
+        if line.startswith(b"data: {"):
+            frame = json.loads(line[6:])
+            if any(choice["delta"].get("content") for choice in frame["choices"]):
+                pieces += 1
+                ended = time.perf_counter()
+            counted = (frame.get("usage") or {}).get("completion_tokens") or counted
     return Told(counted or pieces, ended)

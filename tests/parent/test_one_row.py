@@ -73,5 +73,5 @@ def test_the_worker_gets_both_in_order_and_is_told(library, tmp_path):
     front, behind, *_ = env["LD_PRELOAD"].split(":")
     assert front.endswith(".so")
     assert behind == library
-    assert "products of up to 8 rows by our kernel" in line
+    assert "products of up to 16 rows by our kernel" in line
     assert env["MLXD_BLAS_NAME"] == line
