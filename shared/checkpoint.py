@@ -64,7 +64,8 @@ def inspect(path: Path) -> Checkpoint:
     for tensor in tensors.values():
         dtypes[tensor.dtype] = dtypes.get(tensor.dtype, 0) + tensor.num_bytes
     files = sorted({tensor.file for tensor in tensors.values()})
-    if encoders.is_encoder(config) and (fault := encoders.encoder_fault(config)):
+    find_fault = encoders.encoder_fault if encoders.is_encoder(config) else encoders.decoder_fault
+    if fault := find_fault(config):
         raise refuse(ErrorCode.UNSUPPORTED, f"{path / 'config.json'}: {fault}")
     return Checkpoint(
         path=str(path),

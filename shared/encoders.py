@@ -66,6 +66,13 @@ def encoder_fault(config: Mapping[str, Any]) -> str:
     return ""
 
 
+def decoder_fault(config: Mapping[str, Any]) -> str:
+    """Why a decoder that gives vectors would give wrong ones here: its tokens see those behind them; "" where not."""
+    if config.get("is_causal") is False:
+        return "is_causal is false, and a decoder is only served as one that looks back"
+    return ""
+
+
 def num_labels(config: Mapping[str, Any]) -> int:
     """Scores that a classifier gives; transformers assumes two."""
     labels = config.get("id2label")

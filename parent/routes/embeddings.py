@@ -29,7 +29,7 @@ class EmbeddingRoutes:
     async def embeddings(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """The vectors of texts."""
         asked = await read(scope, receive, self.pool.settings, openai_embeddings.decode)
-        choice = await self.pool.roster.choose(asked.model)
+        choice = await self.pool.roster.choose(asked.model, ("embedding",))
         if choice.entry.kind == "reranker":
             raise not_for(choice.entry, "and has no vectors")
 
@@ -45,7 +45,7 @@ class EmbeddingRoutes:
     async def rerank(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """Documents by how well they answer a query."""
         asked = await read(scope, receive, self.pool.settings, rerank.decode)
-        choice = await self.pool.roster.choose(asked.model)
+        choice = await self.pool.roster.choose(asked.model, ("reranker", "embedding"))
 
         async def question(client: WorkerClient, lease: Lease) -> wire.RankResult:
             return await client.rank(asked.request)

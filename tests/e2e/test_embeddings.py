@@ -158,9 +158,7 @@ def test_embeddings_models_are_listed_checked_tokenized_and_unloaded(server: Ser
     assert post(server, "/v1/embeddings", input="a", model="vectors").status_code == 200
     rows = {row["id"]: row for row in server.http.get("/v1/models").json()["data"]}
     assert (rows["vectors"]["kind"], rows["ranks"]["kind"]) == ("embedding", "reranker")
-    assert rows["vectors"]["capabilities"]["embeddings"]
-    assert not rows["vectors"]["capabilities"]["chat"]
-    assert rows["ranks"]["capabilities"]["rerank"]
+    assert [rows[name]["capabilities"] for name in ("vectors", "ranks")] == [["embeddings"], ["rerank"]]
     assert rows["vectors"]["context_length"] == 128
     assert server.http.post("/admin/workers/vectors/check").json()["ok"]
     assert post(server, "/tokenize", content="the cat", model="vectors").json()["tokens"][0] == encoders.CLS
@@ -169,6 +167,19 @@ def test_embeddings_models_are_listed_checked_tokenized_and_unloaded(server: Ser
     gone = post(server, "/v1/models/vectors/unload", wait=True)
     assert gone.status_code == 200
     assert post(server, "/v1/embeddings", input="a", model="vectors").status_code == 200
+
+
+def test_embeddings_fall_back_to_no_model_of_another_kind(tmp_path: Path) -> None:
+    encoders.write_case("bert", tmp_path / "data" / "models" / "vectors")
+    flags = ("--fallback", "resident")
+    with serving(write_case("llama_tied", tmp_path / "tiny"), tmp_path, *flags) as server:
+        server.wait_state("ready")
+        assert post(server, "/v1/embeddings", input="a", model="gone").status_code == 404
+        assert post(server, "/v1/embeddings", input="a", model="vectors").status_code == 200
+        answer = post(server, "/v1/embeddings", input="a", model="gone")
+        assert (answer.headers["x-mlxd-fallback"], answer.json()["model"]) == ("vectors", "vectors")
+        chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+        assert post(server, "/v1/chat/completions", model="gone", **chat).headers["x-mlxd-fallback"] == "tiny"
 
 
 def test_embeddings_swap_with_a_model_that_writes(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from shared.encoders import ABILITIES, Kind
+from shared.encoders import ABILITIES, ENCODERS, Kind
 from shared.errors import ErrorCode, Refused, refuse
 from shared.wire import EmbedRequest, EmbedResult, Event, RankRequest, RankResult, TextPrompt, TokenPrompt
 from worker.embed.groups import groups
@@ -156,7 +156,7 @@ class Embedder:
 
     @property
     def _is_encoder(self) -> bool:
-        return not self._context.loaded.kv.layers
+        return self._context.facts.family in ENCODERS
 
     async def _grouped(self, texts: Sequence[Ids], dimensions: int) -> list[bytes]:
         from worker.embed.forward import vectors

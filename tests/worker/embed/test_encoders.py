@@ -10,7 +10,7 @@ import pytest
 
 from shared.checkpoint import inspect
 from shared.errors import ErrorCode, Refused
-from tests.oracles import encoders
+from tests.oracles import checkpoints, encoders
 from worker.embed import forward
 from worker.embed.pooling import Collector, Head, cut, unit
 from worker.embed.sentence import Sentence, read_sentence
@@ -222,6 +222,16 @@ def test_an_encoder_that_cannot_be_served_says_why(
     with pytest.raises(Refused, match=told) as refused:
         inspect(folder)
     assert refused.value.failure.code is ErrorCode.UNSUPPORTED
+
+
+def test_a_decoder_whose_tokens_see_those_behind_them_is_refused(tmp_path: Path) -> None:
+    folder = checkpoints.write_case("qwen2", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "is_causal": False}))
+    with pytest.raises(Refused, match="is_causal"):
+        inspect(folder)
+    (folder / "config.json").write_text(json.dumps({**config, "is_causal": True}))
+    assert inspect(folder).kind == "chat"
 
 
 def test_what_a_model_was_made_for_and_how_much_it_reads(tmp_path: Path) -> None:
