@@ -28,6 +28,7 @@ from parent.jobs.store import Job
 from parent.library.library import Library
 from parent.library.machine import Device
 from parent.live_config import Change, LiveConfig
+from parent.openapi.document import document, index
 from parent.pool.pool import Pool
 from parent.protocols import PROTOCOLS
 from parent.routes.embeddings import EmbeddingRoutes
@@ -37,6 +38,7 @@ from parent.routes.inference import InferenceRoute
 from parent.routes.models import Models
 from parent.routes.ollama import OllamaRoutes
 from parent.routes.ollama_pull import OllamaPull
+from parent.routes.openapi import OpenApi
 from parent.routes.responses import ResponsesRoutes
 from parent.routes.static import Static
 from parent.routes.text import TextRoutes
@@ -115,7 +117,7 @@ class Application:
         memory, config = Memory(self.pool), Config(self.live, self.pool.roster.known)
         quarantine = Quarantine(self.forwarder.quarantine)
         pulls, jobs = Pulls(self.jobs, lambda: self.live.settings), JobRoutes(self.jobs)
-        ollama = OllamaRoutes(self.forwarder)
+        ollama, openapi = OllamaRoutes(self.forwarder), OpenApi(document, index)
         ollama_pull = OllamaPull(self.jobs, self.bus, pulls.begin, lambda: self.live.settings)
         table: list[tuple[str, str, asgi.App]] = [
             ("GET", "/", static.page),
@@ -124,6 +126,8 @@ class Application:
             ("GET", "/ready", health.ready),
             ("GET", "/engine", health.engine),
             ("GET", "/running", health.running),
+            ("GET", "/openapi.json", openapi.whole),
+            ("GET", "/v1", openapi.under),
             ("GET", "/v1/models", models.all),
             ("POST", "/v1/models/{id:path}/load", models.load),
             ("POST", "/v1/models/{id:path}/unload", models.unload),

@@ -58,6 +58,7 @@ READING_ORDER: dict[str, list[list[str]]] = {
         ["inference"],
         ["access", "ports", "instance"],
         ["routes", "admin", "handover"],
+        ["openapi"],
         ["app", "restarter", "connections"],
         ["server"],
         ["commands"],

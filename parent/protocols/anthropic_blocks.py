@@ -37,7 +37,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
-    input: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     tool_use_id: str | None = None
     content: "str | list[Block] | dict[str, Any] | None" = None
     is_error: bool | None = None

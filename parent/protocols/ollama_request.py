@@ -21,7 +21,7 @@ class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
     """`messages[].tool_calls[].function`; the arguments are an object, and stay the text that they are."""
 
     name: str
-    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+    arguments: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     index: int | None = None
     description: Any = None
 

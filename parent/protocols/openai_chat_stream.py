@@ -7,6 +7,8 @@ which adds up what it sees counts right: on the last choice's terminal chunk, wi
 `continuous_usage_stats` puts what is used so far on every chunk.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from parent.protocols import openai_fields, sse
@@ -54,7 +56,7 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
     object: str
     created: int
     model: str
-    choices: list[ChunkChoice] | tuple[()]
+    choices: Sequence[ChunkChoice]
     usage: OpenAiUsage | None = None
     system_fingerprint: str = ""
 
@@ -146,7 +148,7 @@ class ChatStream:
     ) -> bytes:
         return self._frame([ChunkChoice(choice, delta, reason)], usage)
 
-    def _frame(self, choices: list[ChunkChoice] | tuple[()], usage: OpenAiUsage | None) -> bytes:
+    def _frame(self, choices: Sequence[ChunkChoice], usage: OpenAiUsage | None) -> bytes:
         meta = self._meta
         return sse.data(
             Chunk(

@@ -5,6 +5,7 @@ Usage is given once, as in `openai_chat_stream`. The prompt is a string, a list 
 prompts, each of which is answered `n` times; choices are numbered prompt by prompt.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -106,12 +107,12 @@ class TextCompletion(msgspec.Struct, frozen=True, omit_defaults=True):
     object: str
     created: int
     model: str
-    choices: list[Choice] | tuple[()]
+    choices: Sequence[Choice]
     usage: OpenAiUsage | None = None
     system_fingerprint: str = ""
 
 
-def _completion(meta: Meta, choices: list[Choice] | tuple[()], usage: OpenAiUsage | None) -> TextCompletion:
+def _completion(meta: Meta, choices: Sequence[Choice], usage: OpenAiUsage | None) -> TextCompletion:
     return TextCompletion(
         f"cmpl-{meta.id}", "text_completion", meta.created, meta.model, choices, usage, meta.fingerprint
     )
@@ -181,7 +182,7 @@ class TextStream:
                     return event.prompt
         return ""
 
-    def _frame(self, choices: list[Choice] | tuple[()], usage: OpenAiUsage | None = None) -> bytes:
+    def _frame(self, choices: Sequence[Choice], usage: OpenAiUsage | None = None) -> bytes:
         return sse.data(_completion(self._meta, choices, usage))
 
 

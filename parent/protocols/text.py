@@ -4,6 +4,7 @@ Shapes are those of llama.cpp's server; vLLM's names are understood too. Message
 `/v1/chat/completions`: the prompt shown is the one that it would use.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -119,7 +120,7 @@ class Piece(msgspec.Struct, frozen=True):
 class Tokens(msgspec.Struct, frozen=True):
     """The answer of `/tokenize`."""
 
-    tokens: list[int] | list[Piece]
+    tokens: Sequence[int | Piece]
     count: int
     max_model_len: int
 

@@ -2,7 +2,7 @@
 answer, and asked about text only.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -37,7 +37,7 @@ class TextRoutes:
         async def question(client: WorkerClient, lease: Lease) -> msgspec.Struct:
             rendered = await _render(client, wanted, choice)
             facts = lease.host.supervisor.facts
-            tokens: list[int] | list[text.Piece] = rendered.ids
+            tokens: Sequence[int | text.Piece] = rendered.ids
             if wanted.with_pieces:
                 tokens = text.pieces(rendered.ids, (await client.detokenize(rendered.ids)).pieces)
             return text.Tokens(tokens, len(rendered.ids), facts.context if facts else 0)
