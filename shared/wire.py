@@ -393,7 +393,7 @@ class ModelFacts(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     blas: str = ""
     defaults: Sampling = Sampling()
     kind: Kind = "chat"
-    dimensions: int = 0  # of its vectors
+    dimensions: int = 0  # of its vectors; 0 = none, or not known before one is made
 
 
 class CacheLookup(msgspec.Struct, frozen=True, kw_only=True):

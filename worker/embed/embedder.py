@@ -68,8 +68,10 @@ class Embedder:
                 param="model",
             )
         self._check_new()
+        if not request.inputs:
+            raise refuse(ErrorCode.INVALID_REQUEST, "there are no inputs", param="input")
         width = self._context.facts.dimensions
-        if request.dimensions > width:
+        if 0 < width < request.dimensions:
             raise refuse(
                 ErrorCode.INVALID_REQUEST,
                 f"dimensions is {request.dimensions}, and the vectors of this model have {width}",
@@ -79,7 +81,7 @@ class Embedder:
         texts = await asyncio.to_thread(self._encode, request, prompt)
         found = await (self._grouped if self._is_encoder else self._by_rows)(texts, request.dimensions)
         tokens = sum(len(text.ids) for text in texts)
-        return EmbedResult(b"".join(found), request.dimensions or width, tokens)
+        return EmbedResult(b"".join(found), len(found[0]) // 4, tokens)
 
     async def rank(self, request: RankRequest) -> RankResult:
         """Raises `Refused`. A model that is no reranker scores by the cosine of its vectors."""

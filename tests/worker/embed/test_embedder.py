@@ -176,6 +176,7 @@ def test_embeddings_refuse_what_cannot_be_read_with_the_numbers(tmp_path: Path, 
             assert (await refused(asked([100_000]))).failure.param == "input"
             assert (await refused(asked("a", dimensions=65))).failure.param == "dimensions"
             assert (await refused(asked("a", prompt_name="q"))).failure.param == "prompt_name"
+            assert (await refused(asked())).failure.param == "input"
             assert (await mine.embed(asked("x" * 120, [8] * 101, truncate=-1))).tokens == 200
             cut = await mine.embed(asked("x" * 120, truncate=10))
             same = await mine.embed(asked("x" * (10 - ends)))
