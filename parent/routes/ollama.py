@@ -16,7 +16,7 @@ from parent.inference.forward import Forwarder
 from parent.library.abilities import abilities
 from parent.library.catalog import ModelEntry
 from parent.pool import operators
-from parent.pool.desk import FOREVER, Phase
+from parent.pool.desk import Phase
 from parent.pool.host import Host
 from parent.pool.lease import Lease
 from parent.pool.refusal import not_for
@@ -33,7 +33,7 @@ from shared.errors import ErrorCode, Failure, Refused
 from shared.version import VERSION
 
 MOST_BYTES = 64 * 1024
-NEVER = "9999-12-31T23:59:59Z"
+NEVER, LONGEST_S = "9999-12-31T23:59:59Z", 1e11  # seconds; what is longer has no date
 
 
 class OllamaRoutes:
@@ -223,8 +223,8 @@ class OllamaRoutes:
         slot, entry = host.slot, host.entry
         held = self.pool.desk.ledger.held_by(slot.account) or entry.bytes
         details = self._details(entry)
-        end = slot.last_used + slot.keep_alive_s
-        expires = NEVER if end == FOREVER else _stamp(time.time() + max(0.0, end - time.monotonic()))
+        left_s = max(0.0, slot.last_used + slot.keep_alive_s - time.monotonic())
+        expires = NEVER if left_s > LONGEST_S else _stamp(time.time() + left_s)
         return Running(
             entry.id, entry.id, held, _digest(entry), details, expires, held, details.context_length
         )
