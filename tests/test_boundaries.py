@@ -155,6 +155,7 @@ PURE = [
     "parent.inference.states",
     "parent.inference.quarantine",
     "parent.protocols",
+    "parent.commands.clients",
 ]
 IMPURE = {"asyncio", "time", "socket", "threading", "subprocess", "mlx", "datetime", "random", "selectors"}
 

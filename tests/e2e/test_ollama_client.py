@@ -86,6 +86,13 @@ def test_ollama_loads_and_lets_go_without_a_prompt(server: Served, client: ollam
     assert until(lambda: "b" not in {model.model for model in client.ps().models}, "b has left")
 
 
+def test_ollama_tells_of_a_model_that_is_kept_beyond_all_dates(server: Served, client: ollama.Client) -> None:
+    client.chat(model="fake", messages=[], keep_alive=1e300)
+    [row] = [model for model in client.ps().models if model.model == "org/fake-1b"]
+    assert row.expires_at is not None
+    assert row.expires_at.year == 9999
+
+
 def test_ollama_lists_shows_and_tells_its_version(server: Served, client: ollama.Client) -> None:
     listed = {model.model: model for model in client.list().models}
     assert set(listed) == {"org/fake-1b", "b"}

@@ -22,6 +22,7 @@ def test_rows_of_models_say_what_and_where_they_are(tmp_path: Path) -> None:
         assert (first["worker"], first["adapters"], first["bytes"]) == ("ready", [], 4)
         assert first["modalities"] == {"input": ["text"], "output": ["text"]}
         assert "completion" in first["capabilities"]
+        assert "/v1/models" in {row["path"] for row in server.http.get("/v1").json()["routes"]}
 
 
 def test_anthropic_clients_get_models_in_their_shape(tmp_path: Path) -> None:
