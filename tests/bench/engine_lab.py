@@ -24,6 +24,7 @@ from tests.bench.inprocess import bare, through_engine
 from worker.context import open_context
 from worker.engine.engine import Engine, Loaded, Output
 from worker.engine.sequence import SamplingPlan, Sequence
+from worker.leave import leave
 from worker.load import begin_load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -252,6 +253,7 @@ def main() -> None:
         command = json.loads(line)
         print(json.dumps(getattr(found, command.pop("do"))(**command)), flush=True)
     found.engine.close()
+    leave(0)
 
 
 if __name__ == "__main__":
