@@ -73,9 +73,7 @@ def family_fault(family: str) -> str:
         else "choose a model of one of these, or another server"
     )
     ours = ", ".join((*FAMILIES, *ENCODERS))
-    return (
-        f"model family {family!r} is not supported: native are {ours}, and mlx-lm is not known to have it; {also}"
-    )
+    return f"model family {family!r} is not supported: native are {ours}, and mlx-lm is not known to have it; {also}"
 
 
 def foreign_config(config: dict[str, Any]) -> dict[str, Any]:
