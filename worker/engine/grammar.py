@@ -30,6 +30,9 @@ MAX_BYTES = 1 << 18
 MAX_KEPT = 32
 """Compiled grammars that are kept for the next request with the same."""
 
+SPACE = r"(\r?\n)?[ \t]{0,32}"
+"""Between the pieces of JSON: a line break and an indentation. A model may not go on with white space for ever."""
+
 _LIMITS: Any = LLParserLimits(
     verbose_errors=False
 )  # of its work per grammar and per token: the defaults bound it
@@ -194,10 +197,10 @@ def _problem_of(matcher: LLMatcher) -> str:
 def _inner(grammar: wire.Grammar) -> dict[str, Any]:
     match grammar:
         case wire.JsonObject():
-            return {"json_schema": {"type": "object"}}
+            return {"json_schema": _spaced({"type": "object"})}
         case wire.JsonSchema():
             _check_length(json.dumps(grammar.schema))
-            return {"json_schema": grammar.schema}
+            return {"json_schema": _spaced(grammar.schema)}
         case wire.Regex():
             source = LLMatcher.grammar_from_regex(_check_length(grammar.pattern))
             found: dict[str, Any] = json.loads(source)["grammars"][0]
@@ -213,6 +216,13 @@ def _inner(grammar: wire.Grammar) -> dict[str, Any]:
                 raise _refused("a choice needs one option or more")
             _check_length("".join(grammar.options))
             return {"lark_grammar": "start: " + " | ".join(map(_quoted, grammar.options))}
+
+
+def _spaced(schema: dict[str, Any] | bool) -> dict[str, Any] | bool:
+    """The schema with a bound on white space; one that says itself how JSON is written stays as it is."""
+    if schema is False:
+        return False
+    return {"x-guidance": {"whitespace_pattern": SPACE}} | ({} if schema is True else schema)
 
 
 def _check_length(text: str, most: int = MAX_BYTES) -> str:
