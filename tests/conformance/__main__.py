@@ -1,9 +1,10 @@
 """Ask a running server for every feature, by every official SDK, and print the matrix; 1 when a cell fails.
 
-    python -m tests.conformance [--url http://127.0.0.1:8080] [--model ID] [--only WORD]
+    python -m tests.conformance [--url http://127.0.0.1:8080] [--model ID] [--only WORD] [--node]
 
 A cell is "yes", "no" with its reason below, "–" where the protocol has no such thing, or "·" where the model at hand
-has not. `--only` takes the features and protocols whose names hold the word.
+has not. `--only` takes the features and protocols whose names hold the word. `--node` asks a part of it by
+OpenAI's package for Node as well.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import sys
 import httpx2
 import openai
 
+from tests.conformance import node_part
 from tests.conformance.asking import Server
 from tests.conformance.dialects import DIALECTS
 from tests.conformance.features import NotHere
@@ -27,6 +29,7 @@ def main() -> int:
     parser.add_argument("--url", default="http://127.0.0.1:8080")
     parser.add_argument("--model", default="", help="default: the first of /v1/models")
     parser.add_argument("--only", default="", metavar="WORD")
+    parser.add_argument("--node", action="store_true", help="OpenAI's package for Node too")
     options = parser.parse_args()
     try:
         server = Server(options.url, options.model)
@@ -36,6 +39,10 @@ def main() -> int:
     found, reasons = ask(server, options.only)
     server.close()
     print(markdown(lambda feature, column: found.get((feature, column), "")))
+    if options.node:
+        told = node_part.ask(options.url, server.model)
+        print("\n" + node_part.markdown(told))
+        reasons += [f"Node, {name}: {said}" for name, said in told.items() if said]
     for reason in reasons:
         print(f"\nno: {reason}")
     return 1 if reasons else 0

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conformance import node_part
 from tests.conformance.asking import Server
 from tests.conformance.dialects import DIALECTS
 from tests.conformance.features import NotHere
@@ -56,6 +57,15 @@ def test_conformance_of_the_starter(starter: Server, feature: str, column: str) 
     except NotHere:
         assert feature.startswith("thinking")  # the starter does not; the tiny checkpoint does
         assert not starter.thinks
+
+
+def test_conformance_of_openais_package_for_node(tiny: Served) -> None:
+    try:
+        told = node_part.ask(tiny.url, "tiny")
+    except node_part.NoRegistry as reason:
+        pytest.skip(f"OpenAI's package for Node cannot be fetched: {reason}")
+    assert len(told) == 10
+    assert {name: said for name, said in told.items() if said} == {}
 
 
 def test_conformance_matrix_has_a_cell_for_every_feature_and_protocol() -> None:
