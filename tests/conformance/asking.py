@@ -90,6 +90,7 @@ class Server:
         self.ollama = ollama.Client(host=self.url, timeout=WAIT_S, trust_env=False)
         self.http = httpx2.Client(base_url=self.url, timeout=WAIT_S, trust_env=False)
         self.model = model or next(iter(self.openai.models.list())).id
+        self.thinks = "thinking" in ((self.row().model_extra or {}).get("capabilities") or ())
 
     def close(self) -> None:
         for client in (self.openai, self.anthropic, self.ollama._client, self.http):
@@ -104,14 +105,17 @@ class Server:
         """Tokens of prompt and answer."""
         return int((self.row().model_extra or {}).get("context_window") or 1 << 20)
 
-    @property
-    def thinks(self) -> bool:
-        return "thinking" in ((self.row().model_extra or {}).get("capabilities") or ())
+    def settled(self, asked: Asked) -> Asked:
+        """A model that thinks answers at once, unless thinking is what is asked about."""
+        return asked._replace(thinking=False) if self.thinks and asked.thinking is None else asked
 
     def own(self, path: str, **body: Any) -> Any:
         """A route outside of `/v1`, by OpenAI's client."""
         client = self.openai.with_options(base_url=self.url)
-        return client.post(path, body={"model": self.model, **body}, cast_to=object)
+        more = (
+            {"chat_template_kwargs": {"enable_thinking": False}} if self.thinks and "messages" in body else {}
+        )
+        return client.post(path, body={"model": self.model, **more, **body}, cast_to=object)
 
 
 class Dialect(NamedTuple):

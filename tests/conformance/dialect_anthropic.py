@@ -44,6 +44,7 @@ def turns(messages: Messages) -> Messages:
 
 def arguments(server: Server, asked: Asked) -> dict[str, Any]:
     """The arguments of `client.messages.create`."""
+    asked = server.settled(asked)
     found: dict[str, Any] = {"model": asked.model or server.model, "messages": turns(asked.messages)}
     found["max_tokens"] = asked.max_tokens or server.context
     more: dict[str, Any] = dict(asked.more)

@@ -31,6 +31,7 @@ def turns(messages: Messages) -> Messages:
 
 def arguments(server: Server, asked: Asked) -> dict[str, Any]:
     """The arguments of `client.chat`."""
+    asked = server.settled(asked)
     options: dict[str, Any] = dict(asked.more)
     for name, value in (
         ("num_predict", asked.max_tokens),

@@ -33,6 +33,7 @@ def _common(server: Server, asked: Asked) -> dict[str, Any]:
 
 def chat_arguments(server: Server, asked: Asked) -> dict[str, Any]:
     """The arguments of `client.chat.completions.create`."""
+    asked = server.settled(asked)
     found = _common(server, asked) | {"messages": asked.messages}
     if asked.max_tokens is not None:
         found["max_completion_tokens"] = asked.max_tokens

@@ -29,6 +29,7 @@ def items(messages: Messages) -> Iterator[dict[str, Any]]:
 
 def arguments(server: Server, asked: Asked) -> dict[str, Any]:
     """The arguments of `client.responses.create`."""
+    asked = server.settled(asked)
     found: dict[str, Any] = {"model": asked.model or server.model, "input": list(items(asked.messages))}
     more: dict[str, Any] = {"seed": asked.seed} | asked.more
     if asked.temperature is not None:

@@ -15,17 +15,18 @@ CAT: Any = {"temperature": 0, "seed": 7, "max_tokens": 12}
 
 def count_anthropic(server: Server, dialect: Dialect) -> None:
     asked = messages_arguments(server, Asked([{"role": "system", "content": "Be brief."}, *user()]))
-    told = {name: asked[name] for name in ("model", "messages", "system")}
+    told = {name: asked[name] for name in ("model", "messages", "system", "thinking") if name in asked}
     usage = server.anthropic.messages.create(**told, max_tokens=1).usage
     counted = server.anthropic.messages.count_tokens(**told).input_tokens
     assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
 def count_responses(server: Server, dialect: Dialect) -> None:
-    asked: Any = {"model": server.model, "input": "the cat", "instructions": "Be brief."}
-    usage = server.openai.responses.create(**asked, max_output_tokens=1).usage
+    asked = responses_arguments(server, Asked(user(), max_tokens=1))
+    usage = server.openai.responses.create(**asked).usage
     assert usage is not None
-    assert server.openai.responses.input_tokens.count(**asked).input_tokens == usage.input_tokens
+    told = {name: asked[name] for name in ("model", "input", "extra_body")}
+    assert server.openai.responses.input_tokens.count(**told).input_tokens == usage.input_tokens
 
 
 def count_chat(server: Server, dialect: Dialect) -> None:

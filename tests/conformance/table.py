@@ -92,8 +92,9 @@ def markdown(shown: Callable[[str, str], str]) -> str:
         f"|---|{'---|' * len(DIALECTS)}",
     ]
     for feature, row in MATRIX.items():
-        told = (shown(feature, column) if column in row else "–" for column in DIALECTS)
-        lines.append(f"| {feature} | {' | '.join(told)} |")
+        told = {column: shown(feature, column) for column in row}
+        if any(told.values()):  # a row of which nothing was asked is left out
+            lines.append(f"| {feature} | {' | '.join(told.get(column, '–') for column in DIALECTS)} |")
     return "\n".join(lines)
 
 
