@@ -14,7 +14,7 @@ INSTALLED := $(VENV)/.installed
 DEVELOPED := $(VENV)/.developed
 SYSTEM := $(VENV)/.system
 
-.PHONY: help serve test check fmt bench docs wheel clean
+.PHONY: help serve test check fmt bench conformance docs wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1	/p' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ fmt: $(DEVELOPED)  ## format the code and sort its imports
 
 bench: $(DEVELOPED) $(SYSTEM)  ## the benchmark of docs/benchmarks.md
 	@$(BIN)/python -m tests.bench.serve $(ARGS)
+
+conformance: $(DEVELOPED)  ## ask the running server for every feature, by every SDK
+	@$(BIN)/python -m tests.conformance $(ARGS)
 
 docs: $(DEVELOPED)  ## write the generated parts of docs/ and check them
 	@$(BIN)/python -m tests.docs

@@ -20,6 +20,7 @@ from parent.admin.restart import Restart
 from parent.admin.workers import Workers
 from parent.bus import Bus
 from parent.db import Database
+from parent.inference.background import Background
 from parent.inference.forward import Forwarder
 from parent.inference.history import History
 from parent.jobs.queue import JobQueue
@@ -27,13 +28,20 @@ from parent.jobs.store import Job
 from parent.library.library import Library
 from parent.library.machine import Device
 from parent.live_config import Change, LiveConfig
+from parent.openapi.document import document, index
 from parent.pool.pool import Pool
 from parent.protocols import PROTOCOLS
+from parent.routes.embeddings import EmbeddingRoutes
 from parent.routes.front import Front, not_found
 from parent.routes.health import Health
 from parent.routes.inference import InferenceRoute
 from parent.routes.models import Models
+from parent.routes.ollama import OllamaRoutes
+from parent.routes.ollama_pull import OllamaPull
+from parent.routes.openapi import OpenApi
+from parent.routes.responses import ResponsesRoutes
 from parent.routes.static import Static
+from parent.routes.text import TextRoutes
 from parent.workers.runtime_file import RuntimeRecord
 from shared import asgi
 from shared.errors import Refused
@@ -87,6 +95,7 @@ class Application:
         )
         self._queue_timer: asyncio.TimerHandle | None = None
         self.forwarder = Forwarder(self.pool)
+        self.background = Background()
         self.health = Health(self.pool, restart.boot if restart else secrets.token_hex(8), self.history)
         self._restart = restart
         self._tasks: set[asyncio.Task[None]] = set()
@@ -101,10 +110,15 @@ class Application:
     def _routes(self) -> list[BaseRoute]:
         health, static = self.health, Static()
         models = Models(self.pool, created=int(time.time()))
+        text = TextRoutes(self.pool)
+        reading = EmbeddingRoutes(self.pool)
+        responses = ResponsesRoutes(self.forwarder, self.history, self.background)
         workers = Workers(self.pool, self.bus, health.view)
         memory, config = Memory(self.pool), Config(self.live, self.pool.roster.known)
         quarantine = Quarantine(self.forwarder.quarantine)
         pulls, jobs = Pulls(self.jobs, lambda: self.live.settings), JobRoutes(self.jobs)
+        ollama, openapi = OllamaRoutes(self.forwarder), OpenApi(document, index)
+        ollama_pull = OllamaPull(self.jobs, self.bus, pulls.begin, lambda: self.live.settings)
         table: list[tuple[str, str, asgi.App]] = [
             ("GET", "/", static.page),
             ("GET", "/static/{name:path}", static.file),
@@ -112,11 +126,27 @@ class Application:
             ("GET", "/ready", health.ready),
             ("GET", "/engine", health.engine),
             ("GET", "/running", health.running),
+            ("GET", "/openapi.json", openapi.whole),
+            ("GET", "/v1", openapi.under),
             ("GET", "/v1/models", models.all),
             ("POST", "/v1/models/{id:path}/load", models.load),
             ("POST", "/v1/models/{id:path}/unload", models.unload),
             ("GET", "/v1/models/{id:path}", models.one),
             *(("POST", each.path, InferenceRoute(each, self.forwarder)) for each in PROTOCOLS),
+            ("POST", "/v1/responses", responses.create),
+            ("POST", "/v1/responses/input_tokens", responses.input_tokens),
+            ("GET", "/v1/responses/{id}", responses.one),
+            ("DELETE", "/v1/responses/{id}", responses.delete),
+            ("POST", "/v1/responses/{id}/cancel", responses.cancel),
+            ("GET", "/v1/responses/{id}/input_items", responses.input_items),
+            ("POST", "/v1/messages/count_tokens", text.count_tokens),
+            ("POST", "/v1/embeddings", reading.embeddings),
+            ("POST", "/v1/rerank", reading.rerank),
+            ("POST", "/v2/rerank", reading.rerank),
+            ("POST", "/rerank", reading.rerank),
+            ("POST", "/tokenize", text.tokenize),
+            ("POST", "/detokenize", text.detokenize),
+            ("POST", "/apply-template", text.apply_template),
             ("POST", "/admin/workers/{id:path}/restart", workers.restart),
             ("POST", "/admin/workers/{id:path}/check", workers.check),
             ("GET", "/admin/workers/{id:path}/cache", workers.cache),
@@ -133,6 +163,19 @@ class Application:
             ("DELETE", "/admin/pulls/{id}", pulls.cancel),
             ("POST", "/admin/pulls/{id}/pause", pulls.pause),
             ("POST", "/admin/pulls/{id}/resume", pulls.resume),
+            ("POST", "/api/chat", ollama.chat),
+            ("POST", "/api/generate", ollama.generate),
+            ("POST", "/api/embed", ollama.embed),
+            ("POST", "/api/embeddings", ollama.embeddings),
+            ("GET", "/api/tags", ollama.tags),
+            ("POST", "/api/show", ollama.show),
+            ("GET", "/api/ps", ollama.ps),
+            ("GET", "/api/version", ollama.version),
+            ("POST", "/api/pull", ollama_pull.pull),
+            ("POST", "/api/create", ollama.refuse),
+            ("POST", "/api/copy", ollama.refuse),
+            ("POST", "/api/push", ollama.refuse),
+            ("DELETE", "/api/delete", ollama.refuse),
             ("GET", "/api/jobs", jobs.all),
             ("GET", "/api/jobs/{id}", jobs.one),
         ]
@@ -188,6 +231,7 @@ class Application:
     async def stop(self) -> None:
         """Returns when no worker is left, and everything is written."""
         self.close()
+        await self.background.close()
         await asyncio.gather(self.pool.stop(), self.jobs.close())
         await self.db.close()
 

@@ -23,6 +23,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "serve": ("serve", "serve a model, the API and the chat page"),
     "restart": ("restart", "restart the running server without losing a request or a loaded model"),
     "chat": ("chat", "chat in the terminal"),
+    "launch": ("launch", "start Claude Code, Codex or opencode on the running server"),
     "pull": ("pull", "fetch a model: the starter, or one of the hub"),
     "import": ("import_gguf", "convert a GGUF file into a model of the library"),
     "ls": ("ls", "list the models"),
@@ -35,6 +36,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "doctor": ("doctor", "check this machine and say what to do"),
     "version": ("version", "print the version"),
 }
+
+PASSING_ON = ("launch",)
+"""Verbs that start another program: what stands after `--` is for that one."""
 
 _EPILOG = """\
 A first chat:
@@ -107,8 +111,10 @@ def forgive_encodings() -> None:
 def _parse(words: list[str]) -> argparse.Namespace:
     words = _options_last(words)
     verb = next((word for word in words if not word.startswith("-")), "")
+    words, passed_on = _cut(words) if verb in PASSING_ON else (words, [])
     parser, chosen = build_parser(verb)
     args, unknown = parser.parse_known_args(words)
+    args.passed_on = passed_on
     if unknown:
         speaker = chosen or parser
         speaker.error(f"unrecognized argument {unknown[0]}{_near(unknown[0].split('=')[0], speaker.flags())}")
@@ -116,6 +122,12 @@ def _parse(words: list[str]) -> argparse.Namespace:
         parser.print_help()
         raise SystemExit(2)
     return args
+
+
+def _cut(words: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before and after the first `--`."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
 
 
 def _options_last(words: list[str]) -> list[str]:
@@ -126,7 +138,7 @@ def _options_last(words: list[str]) -> list[str]:
         fields,  # here: a command line that begins with its command needs no look at them
     )
 
-    taking_a_value = {"--config", *(known.flag for known in fields().values())}
+    taking_a_value = {"--config", *(flag for known in fields().values() for flag in known.flags)}
     early, rest = [], list(words)
     while rest and rest[0].startswith("-"):
         flag, equals, _ = rest[0].partition("=")

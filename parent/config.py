@@ -60,7 +60,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=0, description="prompt tokens in one prefill step; 0 = by device", extra=_RELOAD)
     ] = 0
     max_rows: Annotated[
-        int, Meta(ge=1, le=1024, description="requests answered side by side", extra=_RELOAD)
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            description="requests answered side by side; 1 = each by itself, and the same to the last bit each time",
+            extra={**_RELOAD, "also": "--batch"},
+        ),
     ] = 8
     prefix_cache_bytes: Annotated[
         int,
@@ -106,6 +112,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "auto"
 
+    strict: Annotated[bool, Meta(description="refuse requests with fields that are not known")] = False
+    reasoning_field: Annotated[
+        str,
+        Meta(
+            description="where a model's thinking stands in answers of the OpenAI formats",
+            extra={"choices": ["reasoning_content", "reasoning", "both"]},
+        ),
+    ] = "reasoning_content"
     max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body", extra=_BYTES)] = (
         8 * 1024 * 1024
     )

@@ -102,6 +102,13 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         ]
         | None
     ) = None
+    messages: Annotated[
+        str,
+        Meta(
+            description="what its chat template refuses is repaired and tried again, or not",
+            extra={"choices": ["auto", "as_sent"], "needs": "model reload"},
+        ),
+    ] = "auto"
     python: Annotated[
         str, Meta(description="Python interpreter of its worker; empty = the server's", extra=_RELOAD)
     ] = ""

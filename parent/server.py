@@ -107,8 +107,9 @@ class Server(uvicorn.Server):
                 connection.go_on()
 
     def num_open(self) -> int:
-        """Connections on which something is under way."""
-        return sum(not connection.is_parked for connection in self._connections())
+        """Connections on which something is under way, and responses that are made without one."""
+        held = sum(not connection.is_parked for connection in self._connections())
+        return held + self._application.background.num_running
 
     def parked(self) -> list[int]:
         """The sockets of all others."""
@@ -125,6 +126,7 @@ class Server(uvicorn.Server):
 
     async def suspend(self) -> None:
         """End jobs and close files; the new image opens them and goes on. The workers stay."""
+        await self._application.background.close()
         await self._application.jobs.close()
         await self._application.db.close()
 

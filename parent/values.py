@@ -32,10 +32,15 @@ class Field(msgspec.Struct, frozen=True):
     choices: tuple[str, ...] = ()
     needs: Needs = "nothing"  # before a changed value is in force
     zero_is_never: bool = False  # of a duration
+    also: str = ""  # another flag for it, as other servers call it
 
     @property
     def flag(self) -> str:
         return "--" + self.name.removesuffix("_s").replace("_", "-")
+
+    @property
+    def flags(self) -> list[str]:
+        return [self.flag, self.also] if self.also else [self.flag]
 
     @property
     def variable(self) -> str:
@@ -62,6 +67,7 @@ def fields_of(struct: type[msgspec.Struct]) -> dict[str, Field]:
             tuple(extra.get("choices", ())),
             extra.get("needs", "nothing"),
             extra.get("zero_is_never", False),
+            extra.get("also", ""),
         )
     return found
 

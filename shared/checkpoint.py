@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from shared import kv_layout, model_config
+from shared import encoders, kv_layout, model_config
+from shared.encoders import Kind
 from shared.errors import ErrorCode, Refused, refuse
 from shared.files import open_regular, read_regular
 from shared.tensor_headers import TensorInfo, read_header
@@ -31,6 +32,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     `weights_bytes`: payload of all tensors. `dtypes`: safetensors dtype name to payload bytes. `context`: 0
     if the config does not say. `eos_ids`: of config and generation config. `modalities`: text, image, audio.
+    `kind`: what it was made for.
     """
 
     path: str
@@ -45,6 +47,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     eos_ids: list[int]
     modalities: list[str]
     warnings: list[str]
+    kind: Kind = "chat"
 
 
 def inspect(path: Path) -> Checkpoint:
@@ -61,7 +64,9 @@ def inspect(path: Path) -> Checkpoint:
     for tensor in tensors.values():
         dtypes[tensor.dtype] = dtypes.get(tensor.dtype, 0) + tensor.num_bytes
     files = sorted({tensor.file for tensor in tensors.values()})
-    context = config.get("max_position_embeddings", 0)
+    find_fault = encoders.encoder_fault if encoders.is_encoder(config) else encoders.decoder_fault
+    if fault := find_fault(config):
+        raise refuse(ErrorCode.UNSUPPORTED, f"{path / 'config.json'}: {fault}")
     return Checkpoint(
         path=str(path),
         model_type=config["model_type"],
@@ -71,11 +76,22 @@ def inspect(path: Path) -> Checkpoint:
         dtypes=dtypes,
         weights_bytes=sum(dtypes.values()),
         quantization=quantization_label(config),
-        context=context if isinstance(context, int) else 0,
+        context=_context(path, config),
         eos_ids=_eos_ids(path, config),
         modalities=_modalities(config),
         warnings=warnings,
+        kind=encoders.kind_of(config, has_modules=_is_there(path / "modules.json")),
     )
+
+
+def _context(path: Path, config: dict[str, Any]) -> int:
+    """Of an encoder no more than `max_seq_length` of `sentence_bert_config.json`: it was trained for that."""
+    if not encoders.is_encoder(config):
+        context = config.get("max_position_embeddings", 0)
+        return context if isinstance(context, int) else 0
+    context, file = encoders.encoder_context(config), path / "sentence_bert_config.json"
+    longest = _read_json(file).get("max_seq_length") if _is_there(file) else None
+    return min(context, longest) if isinstance(longest, int) and longest > 0 else context
 
 
 def _kv_config(path: Path) -> list[dict[str, Any]]:

@@ -88,7 +88,8 @@ class LaunchModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     `prefill_chunk` and `max_rows`: 0 = the engine's choice for the model and device. `prefix_cache_bytes`:
     cap of the KV kept for reuse (0 = off). `kv_bytes`: cap of the KV of all rows together (0 = none). `kv_cache`,
     `kv_start`: how tokens are kept, and from which on; see `shared.kv_layout.quantized`. `check_prefix`: for debugging,
-    compare each reused prompt with one run whole. `provider`: whose graph, see `shared.providers`. `spill_dir`: where
+    compare each reused prompt with one run whole. `provider`: whose graph, see `shared.providers`. `messages`:
+    "as_sent" = not repaired where the chat template refuses them, "auto" = they are. `spill_dir`: where
     kept prompts lie on disk ("" = nowhere), at most `spill_bytes` of all models together, leaving `disk_floor_bytes` of
     the disk free. `nonce`: what a new parent must say to adopt this
     worker, for which it waits `grace_s` once its own is gone (0 = leave at once).
@@ -106,6 +107,7 @@ class LaunchModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     kv_start: int = 0
     provider: str = "auto"
     check_prefix: bool = False
+    messages: str = "auto"
     spill_dir: str = ""
     spill_bytes: int = 0
     disk_floor_bytes: int = 0

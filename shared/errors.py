@@ -56,13 +56,16 @@ PERMANENT = frozenset(
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     """One failure: a code, one line that says what is wrong, where, and what to do.
 
-    `param` names the request field at fault; `retry_after_s` is a hint for a `Retry-After` header.
+    `param` names the request field at fault; `retry_after_s` is a hint for a `Retry-After` header. Of a prompt that is
+    too long `tokens` has its length (at least) and `most_tokens` what could be answered.
     """
 
     code: ErrorCode
     message: str
     param: str | None = None
     retry_after_s: float | None = None
+    tokens: int | None = None
+    most_tokens: int | None = None
 
     @property
     def is_retryable(self) -> bool:

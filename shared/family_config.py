@@ -79,7 +79,25 @@ _QWEN3_5_MOE: Config = {
     "shared_expert_intermediate_size": 512,
 }
 
+_BERT: Config = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "pad_token_id": 0,
+}
+_ROBERTA: Config = {**_BERT, "vocab_size": 50265, "pad_token_id": 1}
+_XLM_ROBERTA: Config = {**_ROBERTA, "vocab_size": 30522}
+
 DEFAULTS: Mapping[str, Config] = {
+    "bert": _BERT,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _XLM_ROBERTA,
     "mistral": {"sliding_window": 4096, "num_key_value_heads": 8},
     "ministral3": {
         "head_dim": 128,

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from shared.encoders import ENCODERS
+
 Config = Mapping[str, Any]
 
 KV_STEP = 256
@@ -225,6 +227,7 @@ def _hybrid_layers(config: Config) -> list[LayerKv]:
 
 
 _LAYOUTS: Mapping[str, Callable[[Config], list[LayerKv]]] = {
+    **dict.fromkeys(ENCODERS, lambda config: []),
     **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), _donor_layers),
     **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _hybrid_layers),
     "deepseek_v3": _latent_layers,

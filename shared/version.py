@@ -5,4 +5,4 @@ numbers refuse each other.
 """
 
 VERSION = "0.1.0"
-WIRE = 3
+WIRE = 4

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from shared.encoders import Kind
 from shared.errors import Failure
 
 # ---------------------------------------------------------------- requests
@@ -104,11 +105,39 @@ Grammar = JsonSchema | JsonObject | Regex | ContextFree | Choice
 """What an answer has to be, token by token; thinking before it is free."""
 
 
+class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A function that the model may call. `parameters`: the JSON schema of its arguments, an object.
+
+    `strict`: whatever arguments the model writes fit the schema; else that is only asked of it.
+    """
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+    strict: bool = False
+
+
+class ToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whether the answer calls tools: `auto` = as the model likes; `required` = it does, `name` if that is set.
+
+    `parallel`: more than one call is fine.
+    """
+
+    mode: Literal["auto", "required"] = "auto"
+    name: str = ""
+    parallel: bool = True
+
+
 class ChatPrompt(msgspec.Struct, frozen=True, omit_defaults=True, tag="chat"):
-    """Messages for the model's chat template, in the OpenAI shape (role, content, tool_calls, …)."""
+    """Messages for the model's chat template, in the OpenAI shape (role, content, tool_calls, …).
+
+    `continue_final`: the last message is the assistant's own and goes on; nothing stands between it and the answer.
+    """
 
     messages: list[dict[str, Any]]
     template_kwargs: dict[str, Any] = {}
+    tools: list[Tool] = []
+    continue_final: bool = False
 
 
 class TextPrompt(msgspec.Struct, frozen=True, tag="text"):
@@ -137,6 +166,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
         None  # per token its logprob and those of so many of the likeliest, 0 to 20; None: none
     )
     grammar: Grammar | None = None
+    tool_choice: ToolChoice = ToolChoice()  # of the tools that a chat prompt has
+    thinking_budget: int | None = None  # tokens of reasoning after which the answer begins; None: no bound
+    echo: bool = False  # `Started` has the text of the prompt
     max_tokens: int | None = None
     max_context: int = 0  # tokens that prompt and answer may have together; 0 = the model's
     stop: list[str] = []
@@ -145,10 +177,16 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     resume: list[int] = []
 
 
-class RenderRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /render`: the prompt as the model would see it."""
+class RenderRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """`POST /render`: the prompt as the model would see it.
+
+    `add_special`: plain text gets what the tokenizer adds. `add_generation_prompt`: messages end with the beginning of
+    the assistant's turn.
+    """
 
     prompt: Prompt
+    add_special: bool = True
+    add_generation_prompt: bool = True
 
 
 class RenderResult(msgspec.Struct, frozen=True):
@@ -156,6 +194,60 @@ class RenderResult(msgspec.Struct, frozen=True):
 
     text: str
     ids: list[int]
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /detokenize`."""
+
+    ids: list[int]
+
+
+class DetokenizeResult(msgspec.Struct, frozen=True):
+    """`text`: as it stands, special tokens too. `pieces`: the bytes of each id."""
+
+    text: str
+    pieces: list[bytes]
+
+
+class EmbedRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """`POST /embed`: one vector for each input. `dimensions`: so many of the first, made unit length again; 0 = all.
+
+    Before each text goes `prompt`, or the model's own prompt of the name `prompt_name`, or the one for texts of this
+    `role` if it has one; else its default, if it has one. `truncate`: of a longer input the first so many tokens are
+    read, -1 = as many as the model can; 0 = it is refused.
+    """
+
+    inputs: list[TextPrompt | TokenPrompt]
+    dimensions: int = 0
+    prompt: str = ""
+    prompt_name: str = ""
+    role: Literal["", "query", "document"] = ""
+    truncate: int = 0
+
+
+class EmbedResult(msgspec.Struct, frozen=True):
+    """`vectors`: float32, little-endian, one row of `dimensions` after the other. `tokens`: of all inputs."""
+
+    vectors: bytes
+    dimensions: int
+    tokens: int
+
+
+class RankRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /rank`: how well each document answers the query."""
+
+    query: str
+    documents: list[str]
+
+
+class RankResult(msgspec.Struct, frozen=True):
+    """`scores`: one a document, more is better: a reranker's through a sigmoid, else the cosine of the vectors.
+
+    `tokens`: of all that was read; a document that is too long is read as far as it goes.
+    """
+
+    scores: list[float]
+    tokens: int
 
 
 # ---------------------------------------------------------------- events
@@ -179,11 +271,15 @@ class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Started(msgspec.Struct, frozen=True, omit_defaults=True, tag="started"):
-    """Admitted. `context_left` = tokens that may still be generated before the context is full."""
+    """Admitted. `context_left` = tokens that may still be generated before the context is full.
+
+    `prompt`: its text, where the request asks for an echo.
+    """
 
     prompt_tokens: int
     cached_tokens: int = 0
     context_left: int = 0
+    prompt: str = ""
 
 
 class Prefill(msgspec.Struct, frozen=True, tag="prefill"):
@@ -232,7 +328,25 @@ class Reasoning(msgspec.Struct, frozen=True, omit_defaults=True, tag="reasoning"
     logprobs: list[Logprob] = []
 
 
-FinishReason = Literal["stop", "length", "cancelled"]
+class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True, tag="tool_call"):
+    """A piece of a call. The first of each call has its `id` and `name`, and nothing else names it but `index`.
+
+    `index`: 0, 1, … in the order of the calls, which follow each other without overlap. `arguments`: the pieces of a
+    call, joined, are a JSON object; where the answer was cut off or the model went astray they are the beginning of
+    one. `ids` and `logprobs` as in `Text`.
+    """
+
+    index: int
+    arguments: str = ""
+    id: str = ""
+    name: str = ""
+    ids: list[int] = []
+    logprobs: list[Logprob] = []
+
+
+Content = Text | Reasoning | ToolCall
+
+FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 
 class Finish(msgspec.Struct, frozen=True, omit_defaults=True, tag="finish"):
@@ -252,7 +366,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     failure: Failure
 
 
-Event = Started | Prefill | Text | Reasoning | Finish | Failed
+Event = Started | Prefill | Content | Finish | Failed
 
 
 class StepFrame(msgspec.Struct, frozen=True):
@@ -273,10 +387,13 @@ class ModelFacts(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     weights_bytes: int = 0
     kv_bytes_per_token: int = 0
     reasoning: bool = False
+    tools: str = ""  # how the model writes calls of tools, "" = its template has no place for tools
     has_chat_template: bool = True
     device: str = ""
     blas: str = ""
     defaults: Sampling = Sampling()
+    kind: Kind = "chat"
+    dimensions: int = 0  # of its vectors; 0 = none, or not known before one is made
 
 
 class CacheLookup(msgspec.Struct, frozen=True, kw_only=True):

@@ -57,6 +57,20 @@ def starter_model() -> ModelEntry:
 
 
 @pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The folder of a real encoder, fetched once; skipped or failed as the starter model is."""
+    from tests.minilm import fetch
+
+    data = Path(os.environ.get("MLXD_TEST_DATA", ROOT / ".data"))
+    try:
+        return fetch(data / "test-models")
+    except RuntimeError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no encoder: {error}")
+
+
+@pytest.fixture(scope="session")
 def blas_env() -> dict[str, str]:
     """Variables for child processes that run mlx: the best BLAS of this machine."""
     from parent.config import load_settings

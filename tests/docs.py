@@ -30,7 +30,8 @@ def settings_table() -> str:
     for known in fields().values():
         choices = f" ({', '.join(known.choices)})" if known.choices else ""
         about = f"{known.description}{choices}"
-        rows.append(f"| `{known.name}` | `{known.flag}` | `{known.variable}` | {shown(known)} | {about} |")
+        flags = ", ".join(f"`{flag}`" for flag in known.flags)
+        rows.append(f"| `{known.name}` | {flags} | `{known.variable}` | {shown(known)} | {about} |")
     return "\n".join(rows) + "\n"
 
 

@@ -20,7 +20,7 @@ MAX_LINES = 500
 # lines and itself; units on one line do not know each other.
 READING_ORDER: dict[str, list[list[str]]] = {
     "shared": [
-        ["version", "units", "ndjson", "logs", "errors", "files", "family_config", "providers"],
+        ["version", "units", "ndjson", "logs", "errors", "files", "family_config", "providers", "encoders"],
         ["wire", "jobs", "asgi", "model_config", "kv_layout", "tensor_headers"],
         ["control", "checkpoint"],
     ],
@@ -29,16 +29,21 @@ READING_ORDER: dict[str, list[list[str]]] = {
         ["cache"],
         ["weights"],
         ["providers"],
-        ["models"],
+        ["embed.sentence", "embed.groups", "embed.texts"],
+        ["models", "embed.pooling"],
+        ["embed.forward"],
         ["engine.sequence", "engine.kv_budget", "engine.pace"],
+        ["engine.answer_grammar", "engine.budget"],
         ["engine.scheduler", "engine.curve", "engine.grammar", "engine.processors"],
         ["engine.sampling"],
         ["engine.runner", "engine.recheck"],
         ["engine.engine"],
         ["load"],
         ["context"],
-        ["stream", "resolve"],
+        ["shape", "resolve"],
+        ["stream"],
         ["pipeline", "jobs"],
+        ["embed.embedder"],
         ["app"],
         ["serve"],
         ["__main__"],
@@ -53,6 +58,7 @@ READING_ORDER: dict[str, list[list[str]]] = {
         ["inference"],
         ["access", "ports", "instance"],
         ["routes", "admin", "handover"],
+        ["openapi"],
         ["app", "restarter", "connections"],
         ["server"],
         ["commands"],
@@ -69,6 +75,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "worker.weights": {"mlx"},
     "worker.providers": {"mlx", "mlx_lm"},
     "worker.models": {"mlx"},
+    "worker.embed": {"mlx", "tokenizers"},
     "worker.engine": {"mlx", "numpy", "llguidance"},
     "worker.load": {"mlx"},
     "worker.serve": {"uvicorn"},
@@ -115,10 +122,17 @@ PURE = [
     "worker.text.stops",
     "worker.text.holdback",
     "worker.text.reasoning",
+    "worker.text.toolcalls",
+    "worker.text.messages",
+    "worker.text.repairs",
+    "worker.text.schemas",
+    "worker.text.functions",
     "worker.engine.sequence",
     "worker.engine.scheduler",
     "worker.engine.kv_budget",
     "worker.engine.pace",
+    "worker.engine.answer_grammar",
+    "worker.engine.budget",
     "worker.resolve",
     "parent.values",
     "parent.state_table",
@@ -141,6 +155,7 @@ PURE = [
     "parent.inference.states",
     "parent.inference.quarantine",
     "parent.protocols",
+    "parent.commands.clients",
 ]
 IMPURE = {"asyncio", "time", "socket", "threading", "subprocess", "mlx", "datetime", "random", "selectors"}
 
@@ -175,7 +190,7 @@ def imports_of(name: str) -> Iterator[tuple[str, int]]:
 def unit_of(name: str) -> tuple[str, int]:
     """The unit of a module (without its package) and its line in the reading order; ("", -1): the package."""
     package, _, rest = name.partition(".")
-    if not rest or rest == "engine":
+    if rest in ("", "engine", "embed"):
         return "", -1
     for line, units in enumerate(READING_ORDER[package]):
         for unit in units:

@@ -144,10 +144,8 @@ def request_fields() -> set[str]:
     from parent.protocols.openai_completions import TextBody
     from parent.protocols.openai_fields import NEUTRAL
 
-    refused = {*NEUTRAL, "n", "tools", "functions", "tool_choice", "response_format", "modalities"}
-    refused |= {"best_of", "echo", "suffix"}
     bodies: tuple[Any, ...] = (ChatBody, TextBody)
-    return {field.name for body in bodies for field in msgspec.structs.fields(body)} - refused
+    return {field.name for body in bodies for field in msgspec.structs.fields(body)} - set(NEUTRAL)
 
 
 def test_every_request_field_is_documented() -> None:
@@ -156,6 +154,15 @@ def test_every_request_field_is_documented() -> None:
         for name in re.findall(r"^\| `([\w.]+)` \|(?: ●)? \|(?: ●)? \|", read("docs/http.md"), re.MULTILINE)
     }
     assert listed == request_fields()
+
+
+def test_every_field_without_effect_or_refused_is_documented() -> None:
+    from parent.protocols.openai_fields import IGNORED, NEUTRAL
+
+    page = read("docs/http.md")
+    ignored, _, refused = page.partition("Known and without effect:")[2].partition("Refused by name")
+    assert set(re.findall(r"`(\w+)`", ignored)) == IGNORED
+    assert set(NEUTRAL) <= set(re.findall(r"`(\w+)`", refused.partition("Other fields")[0]))
 
 
 def test_the_changelog_has_the_version_and_dates_are_in_order() -> None:

@@ -24,7 +24,18 @@ from shared.asgi import (
     start,
 )
 from shared.errors import ErrorCode, Failure, Refused, refuse
-from shared.wire import Failed, GenerateRequest, RenderRequest, RenderResult, StepFrame, WorkerStats
+from shared.wire import (
+    DetokenizeRequest,
+    EmbedRequest,
+    Failed,
+    GenerateRequest,
+    RankRequest,
+    RenderRequest,
+    RenderResult,
+    StepFrame,
+    WorkerStats,
+)
+from worker.embed.embedder import Embedder
 from worker.pipeline import Pipeline
 
 log = logging.getLogger("worker")
@@ -33,6 +44,9 @@ Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _generate = msgspec.json.Decoder(GenerateRequest)
 _render = msgspec.json.Decoder(RenderRequest)
+_detokenize = msgspec.json.Decoder(DetokenizeRequest)
+_embed = msgspec.json.Decoder(EmbedRequest)
+_rank = msgspec.json.Decoder(RankRequest)
 _json = msgspec.json.Encoder()
 
 STEPS = "/steps/"
@@ -40,7 +54,7 @@ _NDJSON = [(b"content-type", b"application/x-ndjson")]
 _STATUS = {ErrorCode.SHUTTING_DOWN: 503, ErrorCode.INTERNAL: 500, ErrorCode.ENGINE_FAULT: 500}
 
 
-def build_app(pipeline: Pipeline, stats: Callable[[], WorkerStats]) -> Handler:
+def build_app(pipeline: Pipeline, embedder: Embedder, stats: Callable[[], WorkerStats]) -> Handler:
     """The ASGI application of one model worker."""
 
     async def generate(receive: Receive, send: Send) -> None:
@@ -89,8 +103,32 @@ def build_app(pipeline: Pipeline, stats: Callable[[], WorkerStats]) -> Handler:
 
     async def render(receive: Receive, send: Send) -> None:
         request = _render.decode(await read_body(receive, ndjson.MAX_LINE))
-        text, ids = await pipeline.render(request.prompt)
+        text, ids = await pipeline.render(
+            request.prompt,
+            add_special=request.add_special,
+            add_generation_prompt=request.add_generation_prompt,
+        )
         await respond(send, 200, _json.encode(RenderResult(text, ids)))
+
+    async def detokenize(receive: Receive, send: Send) -> None:
+        request = _detokenize.decode(await read_body(receive, ndjson.MAX_LINE))
+        await respond(send, 200, _json.encode(await pipeline.detokenize(request.ids)))
+
+    async def embed(receive: Receive, send: Send) -> None:
+        request = _embed.decode(await read_body(receive, ndjson.MAX_LINE))
+
+        async def answer() -> None:
+            await respond(send, 200, _json.encode(await embedder.embed(request)))
+
+        await run_until_gone(receive, answer)
+
+    async def rank(receive: Receive, send: Send) -> None:
+        request = _rank.decode(await read_body(receive, ndjson.MAX_LINE))
+
+        async def answer() -> None:
+            await respond(send, 200, _json.encode(await embedder.rank(request)))
+
+        await run_until_gone(receive, answer)
 
     async def give_cache(receive: Receive, send: Send) -> None:
         await respond(send, 200, _json.encode(await pipeline.cache_report()))
@@ -101,6 +139,9 @@ def build_app(pipeline: Pipeline, stats: Callable[[], WorkerStats]) -> Handler:
     routes = {
         ("POST", "/generate"): generate,
         ("POST", "/render"): render,
+        ("POST", "/detokenize"): detokenize,
+        ("POST", "/embed"): embed,
+        ("POST", "/rank"): rank,
         ("GET", "/stats"): give_stats,
         ("GET", "/cache"): give_cache,
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 from shared.control import LaunchModel
 from shared.wire import ModelFacts, Sampling
+from worker.engine.engine import Loaded
 from worker.engine.grammar import GrammarCompiler
 from worker.engine.kv_budget import KvBudget
 from worker.load import Loading
@@ -17,6 +18,8 @@ from worker.text.detokenizer import DetokenizerFactory
 from worker.text.reasoning import ReasoningFormat, detect_format
 from worker.text.template import ChatTemplate, load_template
 from worker.text.tokenizer import TextTokenizer, load_tokenizer
+from worker.text.toolcalls import detect
+from worker.text.toolcalls.form import Format
 
 FALLBACK_CONTEXT = 4096  # tokens, when the checkpoint does not say
 
@@ -31,10 +34,12 @@ class ModelContext:
     detokenizers: DetokenizerFactory
     template: ChatTemplate
     reasoning: ReasoningFormat | None
+    calls: Format | None
     eos: frozenset[int]
     defaults: Sampling
     kv: KvBudget
     grammars: GrammarCompiler
+    loaded: Loaded  # the engine's; here for its sizes
 
     @cached_property
     def xtc_keep(self) -> tuple[int, ...]:
@@ -52,13 +57,19 @@ async def open_context(launch: LaunchModel, loading: Loading) -> ModelContext:
     """Read the texts of the model and wait for its weights. Raises `Refused` (bad_checkpoint, …)."""
     path, checkpoint = Path(launch.path), loading.checkpoint
     tokenizer = load_tokenizer(path)
-    template = load_template(path, tokenizer.config, tokenizer.special)
+    template = load_template(path, tokenizer.config, tokenizer.special, as_sent=launch.messages == "as_sent")
     detokenizers = DetokenizerFactory(tokenizer)
     defaults = read_sampling_defaults(path)
     eos = set(checkpoint.eos_ids)
     if tokenizer.eos_id is not None:
         eos.add(tokenizer.eos_id)
     reasoning = detect_format(template.source())
+    if reasoning is not None and tokenizer.core.token_to_id(reasoning.open) in tokenizer.special_ids:
+        reasoning = reasoning._replace(anywhere=True)  # no text can look like it
+    calls = detect(template.source(tools=True))
+    if calls is not None:
+        ends = (tokenizer.core.token_to_id(mark) for mark in calls.ends)
+        eos |= {token for token in ends if token in tokenizer.special_ids}
     context_size = checkpoint.context or FALLBACK_CONTEXT
     if launch.max_context:
         context_size = min(context_size, launch.max_context)
@@ -74,10 +85,13 @@ async def open_context(launch: LaunchModel, loading: Loading) -> ModelContext:
         weights_bytes=held["weights_bytes"],
         kv_bytes_per_token=held["kv_bytes_per_token"],
         reasoning=reasoning is not None,
+        tools=calls.name if calls is not None else "",
         has_chat_template=bool(template.sources),
         device=held["device"],
         blas=os.environ.get("MLXD_BLAS_NAME", ""),
         defaults=defaults,
+        kind=checkpoint.kind,
+        dimensions=loaded.pooling.width if checkpoint.kind != "reranker" else 0,
     )
     return ModelContext(
         launch.model_id,
@@ -86,10 +100,12 @@ async def open_context(launch: LaunchModel, loading: Loading) -> ModelContext:
         detokenizers,
         template,
         reasoning,
+        calls,
         frozenset(eos),
         defaults,
         loaded.kv,
         GrammarCompiler(tokenizer, frozenset(eos), facts.vocab_size),
+        loaded,
     )
 
 

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from shared.checkpoint import Checkpoint, inspect
 from shared.control import LaunchModel
+from shared.encoders import FORWARD_CPU, FORWARD_GPU, is_encoder
 from shared.errors import ErrorCode, refuse
 from shared.units import format_bytes
+from worker.embed.sentence import read_sentence
 from worker.engine.engine import Engine, Loaded
 from worker.engine.kv_budget import KvBudget
 
@@ -44,7 +46,43 @@ def begin_load(launch: LaunchModel, engine: Engine, tell: Tell) -> Loading:
     tell("inspecting", 0, 1)
     checkpoint = inspect(path)
     _check_memory(checkpoint)
+    if is_encoder(checkpoint.config):
+        return Loading(checkpoint, engine.load(lambda: _build_encoder(launch, checkpoint, tell)))
     return Loading(checkpoint, engine.load(lambda: _build(launch, path, tell)))
+
+
+def _build_encoder(launch: LaunchModel, checkpoint: Checkpoint, tell: Tell) -> Loaded:
+    """The same of an encoder: it keeps nothing of a text, and its steps are the forwards it is asked for."""
+    import mlx.core as mx
+
+    from worker.cache.prefix import PrefixCache
+    from worker.embed.pooling import Head
+    from worker.models import load_encoder
+
+    sentence = read_sentence(Path(checkpoint.path), is_encoder=True)
+    on_gpu = mx.default_device().type == mx.DeviceType.gpu
+    if on_gpu and mx.metal.is_available():
+        limit_memory(mx)
+    loaded = load_encoder(
+        checkpoint,
+        dtype=launch.dtype,
+        provider=launch.provider,
+        on_progress=lambda done, total: tell("weights", done, total),
+    )
+    head = Head(sentence, loaded.model.width)
+    return Loaded(
+        model=loaded.model,
+        prefix=PrefixCache(0, lambda length: 0),
+        max_rows=1,
+        prefill_chunk=launch.prefill_chunk or (FORWARD_GPU if on_gpu else FORWARD_CPU),
+        pooling=head,
+        description={
+            "dtype": str(loaded.dtype).rpartition(".")[2],
+            "kv_bytes_per_token": 0,
+            "weights_bytes": loaded.weights_bytes,
+            "device": "gpu" if on_gpu else "cpu",
+        },
+    )
 
 
 def _build(launch: LaunchModel, path: Path, tell: Tell) -> Loaded:
@@ -52,6 +90,7 @@ def _build(launch: LaunchModel, path: Path, tell: Tell) -> Loaded:
     import mlx.core as mx
 
     from worker.cache.prefix import PrefixCache
+    from worker.embed.pooling import Head
     from worker.models import load_model
 
     on_gpu = mx.default_device().type == mx.DeviceType.gpu
@@ -88,6 +127,9 @@ def _build(launch: LaunchModel, path: Path, tell: Tell) -> Loaded:
         kv=kv,
         check_prefix=launch.check_prefix,
         store=store,
+        pooling=Head(
+            read_sentence(path, is_encoder=False), int(model.checkpoint.config.get("hidden_size", 0))
+        ),
         description={
             "dtype": str(model.dtype).rpartition(".")[2],
             "kv_bytes_per_token": kv.token_bytes,

@@ -9,13 +9,16 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Protocol
 
-from shared.errors import ErrorCode, Refused, refuse
+from shared.encoders import ABILITIES
+from shared.errors import ErrorCode, Failure, Refused, refuse
 from shared.units import format_bytes
 from shared.wire import (
     CacheLookup,
     CacheReport,
     ChatPrompt,
+    DetokenizeResult,
     Event,
     GenerateRequest,
     Prompt,
@@ -24,12 +27,12 @@ from shared.wire import (
 )
 from worker.context import ModelContext
 from worker.engine.engine import Engine, Output
-from worker.engine.grammar import COMPILE_S, Constraint, Thinking
+from worker.engine.grammar import COMPILE_S, Constraint
 from worker.engine.sequence import Sequence
 from worker.resolve import check_ids, check_logprobs, check_sampling, resolve_sampling
+from worker.shape import Shape, shape_of
 from worker.stream import Stream
-from worker.text.messages import normalise
-from worker.text.reasoning import starts_open
+from worker.text.conversation import render_chat
 
 OnStep = Callable[[StepFrame], None]
 
@@ -39,6 +42,18 @@ THREAD_ABOVE = 20_000
 """Characters of prompt above which encoding leaves the event loop (about 10 ms)."""
 
 
+class Listener(Protocol):
+    """Who takes the outputs of one row: a stream, or what reads a text only."""
+
+    reader: str
+
+    def feed(self, output: Output) -> bool:
+        """Take the output in; True: the row is to be cancelled."""
+
+    def take(self) -> list[Event]:
+        """The events that are ready."""
+
+
 class Pipeline:
     """All streams of a worker. `dispatch` is what the engine's outputs go to, on the event loop."""
 
@@ -46,7 +61,7 @@ class Pipeline:
         self.context = context
         self.kv = context.kv
         self._engine = engine
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, Listener] = {}
         self.readers: dict[str, OnStep] = {}  # by name: who takes the events of the streams that name it
         self._idle = asyncio.Event()
         self._idle.set()
@@ -85,7 +100,8 @@ class Pipeline:
         if not ids:
             raise refuse(ErrorCode.INVALID_REQUEST, "the prompt is empty: it has no tokens", param=param)
         limit = self._limit(request.max_context, len(ids), param)
-        constraint = await self._constrain(request, rendered)
+        shape = shape_of(self.context, request, rendered)
+        constraint = await self._constrain(request, shape)
         room = limit - len(ids)
         sequence = Sequence(
             id=request.request_id,
@@ -102,7 +118,7 @@ class Pipeline:
             num_resumed=len(request.resume),
             constraint=constraint,
         )
-        return Stream(self.context, request, sequence, rendered, limit)
+        return Stream(self.context, request, sequence, rendered, shape, limit)
 
     async def run(self, stream: Stream) -> AsyncGenerator[list[Event]]:
         """Submit and yield events until the last one; leaving early cancels the sequence."""
@@ -123,6 +139,13 @@ class Pipeline:
 
     def _check_new(self, request: GenerateRequest) -> None:
         """Refuse an id that is in flight, a `reader` that is not there, and numbers that mean nothing."""
+        facts = self.context.facts
+        if facts.kind != "chat":
+            raise refuse(
+                ErrorCode.UNSUPPORTED,
+                f"{self.context.model_id} {ABILITIES[facts.kind]}, and does not write",
+                param="model",
+            )
         if request.request_id in self._streams:
             raise refuse(ErrorCode.INVALID_REQUEST, f"request id {request.request_id!r} is in flight already")
         if request.reader and request.reader not in self.readers:
@@ -132,17 +155,16 @@ class Pipeline:
         check_logprobs(request.logprobs)
         check_ids(request.resume, vocab_size, "resume")
 
-    async def _constrain(self, request: GenerateRequest, rendered: str) -> Constraint | None:
-        """The grammar of a request, behind the thoughts that its prompt has begun or its model may begin."""
-        if request.grammar is None:
+    async def _constrain(self, request: GenerateRequest, shape: Shape) -> Constraint | None:
+        """What the tokens of an answer have to be: thoughts of some length, then text of some form, or calls."""
+        calls = shape.enforced(request.grammar)
+        budget = shape.budget(self.context, request.thinking_budget)
+        if request.grammar is None and calls is None and budget is None:
             return None
-        form, thinking = self.context.reasoning, None
-        if form is not None and isinstance(request.prompt, ChatPrompt):
-            is_open = starts_open(rendered, form)
-            thinking = None if is_open is False else Thinking(form.open, form.close, bool(is_open))
+        thinking = shape.thoughts()
         grammars = self.context.grammars
         work = asyncio.get_running_loop().run_in_executor(
-            grammars.pool, grammars.compile, request.grammar, thinking, request.resume
+            grammars.pool, grammars.compile, request.grammar, thinking, request.resume, calls, budget
         )
         try:
             async with asyncio.timeout(COMPILE_S):
@@ -157,17 +179,25 @@ class Pipeline:
     @contextmanager
     def _running(self, stream: Stream) -> Iterator[None]:
         sequence_id = stream.sequence.id
-        self._streams[sequence_id] = stream
+        with self.holding(sequence_id, stream):
+            self._engine.submit(stream.sequence)
+            try:
+                yield
+            finally:
+                if not stream.is_done:
+                    self._engine.cancel(sequence_id)
+
+    @contextmanager
+    def holding(self, name: str, listener: Listener) -> Iterator[None]:
+        """Outputs of this id go to `listener`, and a drain waits for it."""
+        self._streams[name] = listener
         self._idle.clear()
-        self._engine.submit(stream.sequence)
         try:
             yield
         finally:
-            del self._streams[sequence_id]
+            del self._streams[name]
             if not self._streams:
                 self._idle.set()
-            if not stream.is_done:
-                self._engine.cancel(sequence_id)
 
     def resize(self, kv_bytes: int, prefix_cache_bytes: int) -> None:
         """Other caps from now on; requests that are in flight come to the end that they were promised."""
@@ -207,23 +237,41 @@ class Pipeline:
         self.is_draining = True
         await self._idle.wait()
 
-    async def render(self, prompt: Prompt) -> tuple[str, list[int]]:
-        """-> (the text as the model sees it, its ids). Raises `Refused`."""
+    async def render(
+        self, prompt: Prompt, *, add_special: bool = True, add_generation_prompt: bool = True
+    ) -> tuple[str, list[int]]:
+        """-> (the text as the model sees it, its ids). Raises `Refused`.
+
+        `add_special`: with what the tokenizer adds to plain text. `add_generation_prompt`: a conversation ends with
+        the beginning of the assistant's turn.
+        """
+        tokenizer = self.context.tokenizer
         if isinstance(prompt, ChatPrompt):
-            text = await self._render_chat(prompt)
-            return text, await self._encode(self.context.tokenizer.encode_rendered, text, "messages")
+            text = await self._render_chat(prompt, add_generation_prompt)
+            return text, await self._encode(tokenizer.encode_rendered, text, "messages")
         if isinstance(prompt, TextPrompt):
-            return prompt.text, await self._encode(self.context.tokenizer.encode_text, prompt.text, "prompt")
+            encode = tokenizer.encode_text if add_special else tokenizer.encode_rendered
+            return prompt.text, await self._encode(encode, prompt.text, "prompt")
         check_ids(prompt.ids, self.context.facts.vocab_size, "prompt")
         if len(prompt.ids) >= self.context.context:
             raise self._too_long(f"{len(prompt.ids)} tokens", len(prompt.ids), self.context.context, "prompt")
-        return self.context.tokenizer.core.decode(prompt.ids, skip_special_tokens=False), prompt.ids
+        return tokenizer.core.decode(prompt.ids, skip_special_tokens=False), prompt.ids
 
-    async def _render_chat(self, prompt: ChatPrompt) -> str:
+    async def detokenize(self, ids: list[int]) -> DetokenizeResult:
+        """The text of these ids, and what each stands for. Raises `Refused`."""
+        check_ids(ids, self.context.facts.vocab_size, "tokens")
+
+        def spell() -> DetokenizeResult:
+            text = self.context.tokenizer.core.decode(ids, skip_special_tokens=False)
+            return DetokenizeResult(text, [self.context.detokenizers.spelled(token) for token in ids])
+
+        return spell() if len(ids) <= THREAD_ABOVE else await asyncio.to_thread(spell)
+
+    async def _render_chat(self, prompt: ChatPrompt, add_generation_prompt: bool) -> str:
         """In a thread: a template is somebody else's program, and may take its time."""
 
         def render() -> str:
-            return self.context.template.render(normalise(prompt.messages), prompt.template_kwargs)
+            return render_chat(self.context.template, prompt, add_generation_prompt=add_generation_prompt)
 
         try:
             async with asyncio.timeout(RENDER_S):
@@ -255,21 +303,30 @@ class Pipeline:
         kv = self.kv
         limit = kv.most_tokens(context)
         if num_tokens >= limit:
-            raise refuse(
+            raise _too_many(
                 ErrorCode.CANNOT_FIT,
                 f"the prompt has {num_tokens} tokens and the first of its answer needs "
                 f"{format_bytes(kv.row_bytes(num_tokens + 1))} of KV cache; this model has "
                 f"{format_bytes(kv.limit)} for it (kv_bytes), enough for {limit} tokens; shorten the prompt by at "
                 f"least {num_tokens - limit + 1} tokens, or raise kv_bytes",
-                param=param,
+                param,
+                num_tokens,
+                limit,
             )
         return limit
 
     def _too_long(self, what: str, num_tokens: int, context: int, param: str) -> Refused:
         whose = "the model's" if context == self.context.context else "its"
-        return refuse(
+        return _too_many(
             ErrorCode.CONTEXT_EXCEEDED,
             f"the prompt has {what} and {whose} context is {context} tokens; "
             f"shorten the prompt by at least {num_tokens - context + 1} tokens",
-            param=param,
+            param,
+            num_tokens,
+            context,
         )
+
+
+def _too_many(code: ErrorCode, message: str, param: str, num_tokens: int, limit: int) -> Refused:
+    """`limit` tokens are prompt and answer together, so the prompt may have one less."""
+    return Refused(Failure(code, message, param, tokens=num_tokens, most_tokens=limit - 1))

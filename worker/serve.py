@@ -29,6 +29,7 @@ from shared.errors import Refused
 from worker.app import build_app
 from worker.context import open_context
 from worker.control import Control
+from worker.embed.embedder import Embedder
 from worker.engine.engine import Engine, Output
 from worker.leave import exit_code, leave
 from worker.load import Loading
@@ -93,7 +94,7 @@ async def serve(
 
     server = SocketServer(
         uvicorn.Config(
-            build_app(pipeline, engine.stats),
+            build_app(pipeline, Embedder(pipeline, engine), engine.stats),
             http="httptools",
             lifespan="off",
             log_config=None,

@@ -6,11 +6,12 @@ event.
 
 import asyncio
 import time
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from shared.wire import (
     Alternative,
-    ChatPrompt,
+    Content,
     Event,
     Failed,
     Finish,
@@ -22,20 +23,31 @@ from shared.wire import (
     Started,
     Text,
     Timings,
+    ToolCall,
     Usage,
 )
 from worker.context import ModelContext
 from worker.engine.engine import Output
 from worker.engine.sequence import Sequence
-from worker.text.reasoning import Kind, Piece, ReasoningSplitter, starts_open
+from worker.shape import Shape
 from worker.text.stops import StopMatcher
+from worker.text.toolcalls.answer import AnswerParser
+from worker.text.toolcalls.reader import Piece
 
 if TYPE_CHECKING:
     from worker.engine.runner import Scores
 
 
+Kind = str | int
+"""Of a piece of an answer: `text`, `reasoning`, or the number of a call."""
+
+
 class Stream:
-    """One answer under way: outputs of the engine in, events out."""
+    """One answer under way: outputs of the engine in, events out.
+
+    Text of the detokenizer is taken apart into thinking, text and calls; what a client is shown as text or thinking
+    then passes the stop strings, calls do not.
+    """
 
     def __init__(
         self,
@@ -43,26 +55,32 @@ class Stream:
         request: GenerateRequest,
         sequence: Sequence,
         rendered: str,
+        shape: Shape,
         limit: int,  # of prompt and answer, in tokens
     ) -> None:
         self.sequence = sequence
         self.context = context
         self._limit = limit
-        self._detokenizer = context.detokenizers.new()
-        self._stops = StopMatcher(request.stop)
-        form = context.reasoning if request.split_reasoning else None
-        self._splitter = (
-            ReasoningSplitter(form, starts_open(rendered, form))
-            if form and isinstance(request.prompt, ChatPrompt)
-            else None
+        self._rendered = rendered
+        self._prompt = rendered if request.echo else ""
+        self._shape = shape
+        self._detokenizer = context.detokenizers.new(shape.marks)
+        self._stops = StopMatcher(request.stop) if request.stop else None
+        self._stops_in: Kind = "text"  # what of the answer the stop strings are looking at
+        self._parser = (
+            AnswerParser(shape.form, shape.schemas, shape.thinking, shape.start) if shape.is_parsed else None
         )
         self._pieces: list[tuple[Kind, str, int]] = []  # and the number of ids when it came out
+        self._calls: list[str] = []  # their names
+        self._num_told = 0  # of them, how many have left with their names
+        self._is_over = False  # a stop string, or the one call that was wanted: nothing more is given out
         self._ids: list[int] = []
         self._logprobs: list[Logprob] = []  # one for each of `_ids`, or none
         self._events: list[Event] = []
         self.reader = request.reader
         self.ended = asyncio.Event()
         self._wake = asyncio.Event()
+        self._last: Kind = "text"  # of what left last, for tokens without text
         self._num_reasoning = 0
         self._num_completion = 0
         self._num_cached = 0
@@ -79,14 +97,14 @@ class Stream:
         return len(self.sequence.prompt) - self.sequence.num_resumed
 
     def feed(self, output: Output) -> bool:
-        """Take one output of the engine. True: the engine should stop this sequence (a stop string fired)."""
+        """Take one output of the engine. True: the engine should stop this sequence, its answer is over."""
         if self.is_done:
             return False
         if output.admitted:
             self._admitted_at = time.monotonic()
             self._num_cached = min(output.reused, self.num_prompt)
             left = max(0, self._limit - len(self.sequence.prompt))
-            self._events.append(Started(self.num_prompt, self._num_cached, left))
+            self._events.append(Started(self.num_prompt, self._num_cached, left, self._prompt))
         done = min(output.prefilled or 0, self.num_prompt)
         if (
             done > self._num_prefilled
@@ -97,13 +115,13 @@ class Stream:
             self._token(output.token, output.scores, is_eos=output.token in self.sequence.eos)
         if output.failure is not None:
             self._end(Failed(output.failure))
-        elif self._stops.matched is not None:
+        elif self._is_over:
             self._finish("stop")
         elif output.finish:
             self._finish(output.finish)
         if self._pieces or self._events:
             self._wake.set()
-        return self._stops.matched is not None and output.finish is None and output.failure is None
+        return self._is_over and output.finish is None and output.failure is None
 
     async def events(self) -> list[Event]:
         """All events so far that have not been taken; waits for at least one."""
@@ -121,21 +139,59 @@ class Stream:
         if self._first_at is None:
             self._first_at = time.monotonic()
         self._num_completion += 1
-        if self._splitter is not None:
-            self._num_reasoning += self._splitter.in_reasoning
+        if self._parser is not None:
+            self._num_reasoning += self._parser.in_reasoning
         if not is_eos:
             self._ids.append(token)
             if scores is not None:
                 self._logprobs.append(self._told(token, scores))
-            self._split(self._stops.feed(self._detokenizer.feed(token)))
+            if text := self._detokenizer.feed(token):
+                self._split(text)
 
     def _split(self, text: str) -> None:
-        """Text that has passed the stop strings."""
-        if text:
-            self._add(self._splitter.feed(text) if self._splitter else [("text", text)])
+        parser = self._parser
+        if parser is None:
+            self._say("text", text)
+            return
+        for piece in parser.feed(text):
+            self._take(piece)
+        if parser.is_plain:
+            self._parser = None
 
-    def _add(self, pieces: list[Piece]) -> None:
-        self._pieces += [(kind, text, len(self._ids)) for kind, text in pieces if text]
+    def _take(self, piece: Piece) -> None:
+        """A piece of the answer; nothing comes after its end."""
+        kind, text = piece
+        if self._is_over:
+            return
+        if kind == "text" or kind == "reasoning":
+            self._say(kind if self._shape.splits_reasoning else "text", text)
+        elif kind == "call":
+            self._flush_stops()
+            self._calls.append(text)
+            self._add(len(self._calls) - 1, "")
+        elif kind == "arguments":
+            self._add(len(self._calls) - 1, text)
+        else:
+            self._is_over = not self._shape.is_parallel
+
+    def _say(self, kind: Kind, text: str) -> None:
+        """What the client is shown, and stop strings are looked for in."""
+        if self._stops is not None:
+            if kind != self._stops_in:
+                self._flush_stops()
+                self._stops_in = kind
+            text = self._stops.feed(text)
+            self._is_over = self._stops.matched is not None
+        if text:
+            self._add(kind, text)
+
+    def _flush_stops(self) -> None:
+        """A stop string does not go on from thinking to text, or past a call."""
+        if self._stops is not None and (text := self._stops.flush()):
+            self._add(self._stops_in, text)
+
+    def _add(self, kind: Kind, text: str) -> None:
+        self._pieces.append((kind, text, len(self._ids)))
 
     def _told(self, token: int, scores: "Scores") -> Logprob:
         spelled = self.context.detokenizers.spelled
@@ -147,10 +203,11 @@ class Stream:
         for token in ids:
             self._token(token, is_eos=False)
         self._pieces.clear()
+        self._num_told = len(self._calls)
         self._ids.clear()
         self._first_at = None
         constraint = self.sequence.constraint
-        if self._stops.matched is not None or (constraint is not None and constraint.is_complete):
+        if self._is_over or (constraint is not None and constraint.is_complete):
             self._finish("stop")
         elif len(ids) >= self.sequence.max_tokens:
             self._finish("length")
@@ -159,11 +216,17 @@ class Stream:
 
     def _finish(self, reason: FinishReason) -> None:
         """What was held back comes out now; it may still complete a stop string."""
-        self._split(self._stops.feed(self._detokenizer.flush()) + self._stops.flush())
-        if self._stops.matched is not None:
+        if not self._is_over:
+            self._split(self._detokenizer.flush())
+            for piece in self._parser.flush() if self._parser is not None else ():
+                self._take(piece)
+        if not self._is_over:
+            self._flush_stops()
+        stop = self._stops.matched if self._stops is not None else None
+        if self._is_over:
             reason = "stop"
-        if self._splitter is not None:
-            self._add(self._splitter.flush())
+        if reason == "stop" and self._calls and stop is None:
+            reason = "tool_calls"
         now = time.monotonic()
         first = self._first_at or now
         self._end(
@@ -175,15 +238,16 @@ class Stream:
                     round(first - self._admitted_at, 6),
                     round(now - first, 6),
                 ),
-                self._stops.matched,
+                stop,
             )
         )
 
     def _end(self, last: Finish | Failed) -> None:
         self._flush_pieces()
         if self._ids and isinstance(last, Finish) and last.stop_sequence is None:  # of tokens without text
-            kind = Reasoning if self._splitter is not None and self._splitter.in_reasoning else Text
-            self._events.append(kind("", self._ids, self._logprobs))
+            in_reasoning = self._parser is not None and self._parser.in_reasoning
+            kind = "reasoning" if in_reasoning and self._shape.splits_reasoning else self._last
+            self._events.append(self._event(kind, "", self._ids, self._logprobs))
         self._events.append(last)
         self.is_done = True
         self.ended.set()
@@ -192,6 +256,12 @@ class Stream:
         """Pieces to events: neighbours of one kind are joined. Ids go with the last event; with an earlier one
         those before the first token of the next, if all of its own text came from them.
         """
+        if len(self._pieces) == 1:  # nearly always
+            kind, text, _ = self._pieces.pop()
+            self._events.append(self._event(kind, text, self._ids, self._logprobs))
+            self._ids, self._logprobs = [], []
+            self._last = kind if kind != "reasoning" else "text"
+            return
         merged: list[tuple[Kind, list[str], int]] = []
         first: list[int] = []  # ids when the first piece of each came out
         for kind, text, count in self._pieces:
@@ -207,10 +277,25 @@ class Stream:
                 len(self._ids) if place == len(merged) - 1 else count if count < first[place + 1] else given
             )
             self._events.append(
-                (Text if kind == "text" else Reasoning)(
-                    "".join(texts), self._ids[given:upto], self._logprobs[given:upto]
-                )
+                self._event(kind, "".join(texts), self._ids[given:upto], self._logprobs[given:upto])
             )
             given = upto
         if merged:
             self._ids, self._logprobs = [], []
+            self._last = merged[-1][0] if merged[-1][0] != "reasoning" else "text"
+
+    def _event(self, kind: Kind, text: str, ids: list[int], logprobs: list[Logprob]) -> Content:
+        if kind == "text":
+            return Text(text, ids, logprobs)
+        if kind == "reasoning":
+            return Reasoning(text, ids, logprobs)
+        assert isinstance(kind, int)
+        if kind < self._num_told:
+            return ToolCall(kind, text, ids=ids, logprobs=logprobs)
+        self._num_told = kind + 1
+        return ToolCall(kind, text, self._call_id(kind), self._calls[kind], ids, logprobs)
+
+    def _call_id(self, index: int) -> str:
+        """The same for a resumed request, another one for any other."""
+        digest = blake2b(f"{self.sequence.seed} {index} {self._rendered}".encode(), digest_size=12)
+        return f"call_{digest.hexdigest()}"

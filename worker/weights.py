@@ -82,6 +82,16 @@ class Weights:
             if new is not None:
                 self._quantization[new.removesuffix(".weight")] = how
 
+    def name_bare(self) -> bool:
+        """Put `model.` before the names of a model that was saved without its head, as models for vectors are.
+
+        -> whether it was.
+        """
+        is_bare = "embed_tokens.weight" in self._tensors
+        if is_bare:
+            self.rename(lambda name: name if name.startswith("lm_head.") else f"model.{name}")
+        return is_bare
+
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 

@@ -11,7 +11,7 @@ from parent.config import Settings
 from parent.jobs import kinds
 from parent.jobs.pulls import model_of, spec_of, written
 from parent.jobs.queue import JobQueue
-from parent.jobs.states import State
+from parent.jobs.states import ACTIVE, State
 from parent.jobs.store import Job, no_such_job
 from parent.jobs.view import view
 from shared import asgi
@@ -46,15 +46,25 @@ class Pulls:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             problem = f'the body must be {{"model": "ORG/NAME[@REVISION]"}} ({error})'
             raise refuse(ErrorCode.INVALID_REQUEST, problem, param="model") from None
-        spec = spec_of(asked.model, self.settings(), os.environ, Path.home())
+        await _answer(send, await self.begin(asked.model), 202)
+
+    async def begin(self, model: str, *, join: bool = False) -> Job:
+        """The pull of `org/name[@revision]`; a paused one goes on. `join`: one that is under way will do.
+
+        Raises `Refused`.
+        """
+        spec = spec_of(model, self.settings(), os.environ, Path.home())
         try:
-            job = await self.queue.submit(spec)
+            return await self.queue.submit(spec)
         except Refused as refused:
-            paused = await self._paused(spec)
-            if refused.failure.code is not ErrorCode.CONFLICT or paused is None:
+            if refused.failure.code is not ErrorCode.CONFLICT:
                 raise
-            job = await self.queue.resume(paused.id)
-        await _answer(send, job, 202)
+            if (paused := await self._same(spec, {State.PAUSED})) is not None:
+                return await self.queue.resume(paused.id)
+            under_way = await self._same(spec, {State.QUEUED, *ACTIVE}) if join else None
+            if under_way is None:
+                raise
+            return under_way
 
     async def all(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """Newest first."""
@@ -81,9 +91,9 @@ class Pulls:
             raise no_such_job(job_id)
         return job
 
-    async def _paused(self, spec: PullRepo) -> Job | None:
-        """The paused pull of the same repository and revision."""
-        for job in await self.queue.store.find(kind=KIND, states={State.PAUSED}, limit=-1):
+    async def _same(self, spec: PullRepo, states: set[State]) -> Job | None:
+        """The pull of the same repository and revision in one of these states."""
+        for job in await self.queue.store.find(kind=KIND, states=states, limit=-1):
             if model_of(job).lower() == written(spec).lower():
                 return job
         return None

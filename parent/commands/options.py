@@ -22,7 +22,7 @@ def add_settings(parser: argparse.ArgumentParser, names: tuple[str, ...] = _PLAC
         default = "~/.mlxd" if setting == "data_dir" else as_written(known, known.default)
         shown = f" (default {default})" if default else ""
         group.add_argument(
-            known.flag,
+            *known.flags,
             dest=f"setting_{setting}",
             metavar="|".join(known.choices) or kind,
             help=f"{known.description}{shown}".replace("%", "%%"),

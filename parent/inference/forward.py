@@ -4,6 +4,7 @@ A route sees only batches of events of one unbroken answer, however many workers
 out always matches the ids that are kept, so a request can go on exactly where it was.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -24,8 +25,12 @@ from shared.errors import ErrorCode, Refused, refuse
 log = logging.getLogger(__name__)
 MAX_MISSES = 5
 Emit = Callable[[list[wire.Event]], Awaitable[None]]
+
+
+EmitChoice = Callable[[list[wire.Event], int], Awaitable[None]]
+"""`Emit` of one of several answers, by its number."""
 _LAST = (wire.Finish, wire.Failed)
-_CONTENT = (wire.Text, wire.Reasoning)
+_CONTENT = (wire.Text, wire.Reasoning, wire.ToolCall)
 _OPENING = (wire.Started, wire.Prefill)
 
 
@@ -43,6 +48,28 @@ class Forwarder:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.quarantine = Quarantine()
+
+    async def forward_all(
+        self,
+        order: Order,
+        requests: list[wire.GenerateRequest],
+        emit: EmitChoice,
+        record: Record,
+    ) -> None:
+        """The same for each of `requests`, side by side; where one is refused all end.
+
+        A request's place in the list is the choice that `emit` is told.
+        """
+        if len(requests) == 1:
+            await self.forward(order, requests[0], _of(emit, 0), record)
+            return
+        records = record.split(len(requests))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for choice, request in enumerate(requests):
+                    group.create_task(self.forward(order, request, _of(emit, choice), records[choice]))
+        except* Refused as refused:
+            raise first_of(refused) from None
 
     async def forward(self, order: Order, request: wire.GenerateRequest, emit: Emit, record: Record) -> None:
         """Hand the answer's events to `emit` in batches, never an empty one; the last event is `Finish`.
@@ -177,3 +204,16 @@ class Kept:
         batch = self._waiting + arrived[:sure]
         self._waiting = arrived[sure:]
         return batch
+
+
+def _of(emit: EmitChoice, choice: int) -> Emit:
+    return lambda events: emit(events, choice)
+
+
+def first_of(group: BaseExceptionGroup[Refused]) -> Refused:
+    """One of the exceptions of a group, however deep."""
+    one: BaseException = group
+    while isinstance(one, BaseExceptionGroup):
+        one = one.exceptions[0]
+    assert isinstance(one, Refused)
+    return one

@@ -53,26 +53,44 @@ class History:
         `previous_id` need not be there any more: the response can then still be read, its chain cannot. Raises
         `Refused` (conflict) for an id that is there, or that another one names as its previous.
         """
-        (most, ttl_s), now = self._limits(), self._clock()
-        size = _size(id, delta)
+
+        def check(db: sqlite3.Connection) -> None:
+            if db.execute("SELECT 1 FROM responses WHERE id = ?", (id,)).fetchone():
+                raise _is_there(id)
+
+        return await self._store(Link(id, previous_id, model, self._clock(), delta), check)
+
+    async def replace(self, id: str, previous_id: str | None, delta: bytes, model: str) -> bool:
+        """Store a response in the place of what is there under its id, if anything is.
+
+        False, and nothing is changed, where it is larger than all that may be stored. Raises `Refused` (conflict) where
+        another one names it as its previous.
+        """
+        return await self._store(
+            Link(id, previous_id, model, self._clock(), delta),
+            lambda db: db.execute("DELETE FROM responses WHERE id = ?", (id,)),
+        )
+
+    async def _store(self, link: Link, first: Callable[[sqlite3.Connection], object]) -> bool:
+        (most, ttl_s), now = self._limits(), link.created_at
+        size = _size(link.id, link.delta)
         if size > most:
             return False
 
         def store(db: sqlite3.Connection) -> bool:
             _sweep(db, now, ttl_s)
-            if (
-                id == previous_id
-                or db.execute(
-                    "SELECT 1 FROM responses WHERE id = ? OR previous_id = ? LIMIT 1", (id, id)
-                ).fetchone()
+            if (  # a chain must not bite its tail
+                link.id == link.previous_id
+                or db.execute("SELECT 1 FROM responses WHERE previous_id = ? LIMIT 1", (link.id,)).fetchone()
             ):
-                raise refuse(ErrorCode.CONFLICT, f"there is a response {id} already")
-            chain = _numbers(db, previous_id)
+                raise _is_there(link.id)
+            first(db)
+            chain = _numbers(db, link.previous_id)
             used = _next_use(db)
             db.execute(
                 "INSERT INTO responses (id, previous_id, model, created_at, expires_at, used, delta, bytes) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (id, previous_id, model, now, now + ttl_s, used, delta, size),
+                (link.id, link.previous_id, link.model, now, now + ttl_s, used, link.delta, size),
             )
             _touch(db, chain, used)
             _make_room(db, most)
@@ -192,6 +210,10 @@ def _make_room(db: sqlite3.Connection, most: int) -> None:
         db.execute(
             "DELETE FROM responses WHERE number = (SELECT number FROM responses ORDER BY used, number LIMIT 1)"
         )
+
+
+def _is_there(id: str) -> Refused:
+    return refuse(ErrorCode.CONFLICT, f"there is a response {id} already")
 
 
 def _no_such(link: str, asked: str) -> Refused:

@@ -18,7 +18,16 @@ MAX_ENTRIES = 1024
 
 def request_hash(request: wire.GenerateRequest, model: str) -> bytes:
     """16 bytes; equal for equal prompts, sampling, limits, stops and grammars, asked of one model."""
-    seen = (model, request.prompt, request.sampling, request.max_tokens, request.stop, request.grammar)
+    seen = (
+        model,
+        request.prompt,
+        request.sampling,
+        request.max_tokens,
+        request.stop,
+        request.grammar,
+        request.tool_choice,
+        request.thinking_budget,
+    )
     return hashlib.blake2b(msgspec.json.encode(seen), digest_size=16).digest()
 
 

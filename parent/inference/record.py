@@ -3,6 +3,8 @@
 import logging
 import time
 
+import msgspec
+
 from parent.pool.lease import Lease
 from shared import logs, wire
 
@@ -21,10 +23,18 @@ class Record:
         self.lease: Lease | None = None
         self._began = time.monotonic()
         self._first_s: float | None = None
+        self._choices: list[Record] = []
 
     def status(self) -> str:
         """What the request waits for, for a person; "" when it does not wait."""
+        if self._choices:
+            return next((status for each in self._choices if (status := each.status())), "")
         return self.lease.status() if self.lease is not None else ""
+
+    def split(self, count: int) -> list["Record"]:
+        """A record for each of so many answers to one request; this one speaks for all of them."""
+        self._choices = [Record() for _ in range(count)]
+        return self._choices
 
     def first_token(self) -> None:
         """Content is there. Only the first time counts."""
@@ -37,6 +47,7 @@ class Record:
 
     def write(self) -> None:
         """The line; its request id comes from the context."""
+        self._gather()
         first = self._first_s
         logs.event(
             log,
@@ -49,3 +60,24 @@ class Record:
             ttft_s=None if first is None else round(first, 3),
             seconds=round(time.monotonic() - self._began, 3),
         )
+
+    def _gather(self) -> None:
+        """What the choices know, together."""
+        finishes = [each.finish for each in self._choices if each.finish is not None]
+        firsts = [each._first_s for each in self._choices if each._first_s is not None]
+        self._first_s = min(firsts, default=self._first_s)
+        self.tokens += sum(each.tokens for each in self._choices)
+        if finishes and len(finishes) == len(self._choices):
+            self.finished(total(finishes))
+
+
+def total(finishes: list[wire.Finish]) -> wire.Finish:
+    """The end of several answers as if they were one: the last reason, the sum of what was used."""
+    used = [finish.usage for finish in finishes]
+    usage = wire.Usage(
+        sum(each.prompt_tokens for each in used),
+        sum(each.completion_tokens for each in used),
+        sum(each.cached_tokens for each in used),
+        sum(each.reasoning_tokens for each in used),
+    )
+    return msgspec.structs.replace(finishes[-1], usage=usage)

@@ -15,6 +15,7 @@ from parent.library.families import Support, config_fault, family_fault, foreign
 from parent.library.roots import Root
 from parent.library.signature import signature_of
 from shared.checkpoint import Checkpoint, inspect, kv_bytes_per_token, tensors_of
+from shared.encoders import Kind
 from shared.errors import ErrorCode, Refused, refuse
 from shared.files import read_regular
 from shared.kv_layout import kv_bytes, kv_layers
@@ -42,6 +43,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     revision: str = ""  # the commit, of a model in the Hugging Face cache
     refs: list[str] = []  # the branches and tags there that point to it
     family: str = ""
+    kind: Kind = "chat"  # what it was made for
     modalities: list[str] = []
     bytes: int = 0
     context: int = 0
@@ -78,6 +80,7 @@ def read_entry(folder: Path, model_id: str, *, root: Root = "own", revision: str
         entry = msgspec.structs.replace(
             entry,
             family=facts.model_type,
+            kind=facts.kind,
             modalities=facts.modalities,
             bytes=facts.weights_bytes,
             context=facts.context,
@@ -210,11 +213,12 @@ def folder_of(name: str) -> Path | None:
 
 
 def default_entry(entries: list[ModelEntry]) -> ModelEntry:
-    """The model that is meant when none was named: the starter, else the first that can be served, by id.
+    """The model that is meant when none was named: the starter, else the first that can chat, by id, else the first.
 
     Raises `Refused` (model_not_found) when there is none.
     """
-    usable = sorted((entry for entry in entries if not entry.error), key=lambda entry: entry.id)
+    usable = [entry for entry in entries if not entry.error]
+    usable.sort(key=lambda entry: (entry.kind != "chat", entry.id))
     for entry in usable:
         if "starter" in entry.aliases:
             return entry

@@ -5,6 +5,7 @@ The worker's own table is `worker/models/__init__.py`, which the parent must not
 
 from typing import Any, Literal
 
+from shared.encoders import ENCODERS
 from shared.providers import INSTALL, MLX_VLM_FAMILIES, mlx_lm_has, mlx_lm_version
 
 Support = Literal["native", "extra", "unsupported"]
@@ -54,7 +55,7 @@ _MOST_LAYERS = 10_000
 
 def support_of(family: str) -> Support:
     """Whether models of this `model_type` are served by our own graphs, by the extra mlx-lm, or not at all."""
-    if family in FAMILIES:
+    if family in FAMILIES or family in ENCODERS:
         return "native"
     return "extra" if mlx_lm_has(family) else "unsupported"
 
@@ -71,10 +72,8 @@ def family_fault(family: str) -> str:
         if family in MLX_VLM_FAMILIES
         else "choose a model of one of these, or another server"
     )
-    return (
-        f"model family {family!r} is not supported: native are {', '.join(FAMILIES)}, and mlx-lm is not known "
-        f"to have it; {also}"
-    )
+    ours = ", ".join((*FAMILIES, *ENCODERS))
+    return f"model family {family!r} is not supported: native are {ours}, and mlx-lm is not known to have it; {also}"
 
 
 def foreign_config(config: dict[str, Any]) -> dict[str, Any]:

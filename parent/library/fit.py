@@ -12,6 +12,7 @@ import msgspec
 
 from parent.library.catalog import ModelEntry
 from parent.library.machine import Device
+from shared.encoders import FORWARD_CPU, FORWARD_GPU, is_encoder
 from shared.errors import ErrorCode, refuse
 from shared.kv_layout import LayerKv, kept_as, kv_bytes, kv_layers
 from shared.units import format_bytes
@@ -102,6 +103,17 @@ def transient_bytes(shape: Shape, context: int, chunk: int, rows: int = 1, *, sc
     return FLOAT_BYTES * (tokens * per_token + context * shape.expanded + rows * shape.vocab)
 
 
+def forward_bytes(shape: Shape, context: int, most: int, *, scores: bool = True) -> int:
+    """What the largest forward of an encoder holds beside its weights: `most` tokens, or one text of `context`.
+
+    The stream, its norm, queries, keys, values and their sum, the MLP before and behind its activation, which mlx's CPU
+    backend writes out in several steps; `scores` as above.
+    """
+    tokens = max(most, context)
+    per_token = 8 * shape.hidden + 4 * shape.intermediate + (2 * shape.heads * context if scores else 0)
+    return FLOAT_BYTES * tokens * per_token
+
+
 def shape_of(config: Mapping[str, Any]) -> Shape:
     """The sizes of the model that a normalised config describes."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
@@ -177,8 +189,25 @@ def bill(
         raise refuse(ErrorCode.BAD_CHECKPOINT, f"{entry.id}: {reason}")
     config = entry.config
     float32 = runs_wide(entry, device, dtype)
-    chunk = prefill_chunk or (CHUNK_CPU if device.kind == "cpu" else CHUNK_GPU)
+    on_cpu = device.kind == "cpu"
+    chunk = prefill_chunk or (CHUNK_CPU if on_cpu else CHUNK_GPU)
     shape = shape_of(config)
+    if is_encoder(config):
+        most = prefill_chunk or (FORWARD_CPU if on_cpu else FORWARD_GPU)
+        return Fit(
+            weights_bytes=loaded_bytes(entry.dtypes, float32=float32),
+            context=tokens,
+            rows=1,
+            row_bytes=0,
+            kv_bytes_per_token=0,
+            prefix_bytes=0,
+            chunk=most,
+            transient_bytes=forward_bytes(shape, min(tokens, entry.context or tokens), most, scores=on_cpu),
+            element_bytes=4 if float32 else 2,
+            memory_bytes=device.memory_bytes,
+            usable_bytes=device.budget_bytes,
+            budget_name=device.budget_name,
+        )
 
     def row(count: int) -> int:
         return kv_bytes_of(entry, count, float32, kv_cache=kv_cache, kv_start=kv_start)
@@ -193,7 +222,7 @@ def bill(
         element_bytes=4 if float32 else 2,
         prefix_bytes=prefix_cache_bytes,
         chunk=chunk,
-        transient_bytes=transient_bytes(shape, tokens, chunk, max_rows, scores=device.kind == "cpu"),
+        transient_bytes=transient_bytes(shape, tokens, chunk, max_rows, scores=on_cpu),
         memory_bytes=device.memory_bytes,
         usable_bytes=device.budget_bytes,
         budget_name=device.budget_name,

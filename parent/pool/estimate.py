@@ -8,6 +8,7 @@ from parent.library.fit import kv_layout_of
 from parent.library.machine import Device
 from parent.pool.ledger import Bill
 from shared.control import LaunchModel
+from shared.encoders import is_encoder
 from shared.kv_layout import kv_room
 
 ORDINARY = 4096  # tokens of a request that any loaded model has to be able to take
@@ -22,7 +23,7 @@ def bill_of(entry: ModelEntry, launch: LaunchModel, device: Device) -> Bill:
     context = min(filter(None, (launch.max_context, entry.context)), default=ORDINARY)
     fit = fit_bill(
         entry,
-        min(context, ORDINARY),
+        context if is_encoder(entry.config) else min(context, ORDINARY),
         device,
         dtype=launch.dtype,
         max_rows=launch.max_rows,
@@ -31,6 +32,8 @@ def bill_of(entry: ModelEntry, launch: LaunchModel, device: Device) -> Bill:
         kv_cache=launch.kv_cache,
         kv_start=launch.kv_start,
     )
+    if is_encoder(entry.config):
+        return Bill(weights=fit.weights_bytes, transient=fit.transient_bytes, kv_least=0, kv_wish=0)
     layers = kv_layout_of(entry, launch.kv_cache, launch.kv_start)
 
     def row(tokens: int) -> int:

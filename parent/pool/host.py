@@ -80,6 +80,7 @@ def recipe_of(
         spill_bytes=settings.spill_bytes,
         disk_floor_bytes=settings.disk_floor_bytes,
         grace_s=settings.adopt_grace_s,
+        messages=options.messages,
         **values,
     )
     return Recipe(launch, (options.python or command[0], *command[1:]), entry.signature)

@@ -2,9 +2,11 @@
 
 import time
 
+from parent.library.catalog import ModelEntry
 from parent.workers.states import State
 from parent.workers.supervisor import Supervisor
-from shared.errors import ErrorCode, Failure
+from shared.encoders import ABILITIES
+from shared.errors import ErrorCode, Failure, Refused, refuse
 
 
 def refusal(supervisor: Supervisor) -> Failure | None:
@@ -24,3 +26,8 @@ def refusal(supervisor: Supervisor) -> Failure | None:
             retry_after_s=max(1.0, life.half_open_at - time.monotonic()),
         )
     return None
+
+
+def not_for(entry: ModelEntry, why: str) -> Refused:
+    """The refusal of a request that the model was not made for, with what it can do."""
+    return refuse(ErrorCode.UNSUPPORTED, f"{entry.id} {ABILITIES[entry.kind]}, {why}", param="model")

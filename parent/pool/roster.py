@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import time
+from collections.abc import Collection
 
 from parent.config import Settings
 from parent.library.catalog import ModelEntry
@@ -15,7 +16,7 @@ from parent.pool.crew import Crew, forgive
 from parent.pool.desk import FOREVER, Desk, Phase
 from parent.pool.estimate import Recipe, bill_of
 from parent.pool.host import Host, recipe_of
-from parent.pool.models import Choice, choose
+from parent.pool.models import RESIDENT, Choice, choose
 from shared.errors import ErrorCode, Refused, refuse
 from shared.units import format_bytes
 
@@ -52,8 +53,10 @@ class Roster:
         await self.look()
         return self.library.resolve(name)
 
-    async def choose(self, name: str) -> Choice:
+    async def choose(self, name: str, kinds: Collection[str] = ("chat",)) -> Choice:
         """The model of a request; where its name is unknown the disk is looked at, then the fallback counts.
+
+        What is resident stands in only for its own kind: one of `kinds`.
 
         Raises `Refused` (model_not_found).
         """
@@ -63,12 +66,16 @@ class Roster:
                 return Choice(found.entry, found.profile)
         ready = [host for host in self.hosts.values() if host.slot.phase is Phase.READY]
         ready.sort(key=lambda host: -host.slot.last_used)
+        residents = [host.entry for host in ready if host.entry.kind in kinds]
+        fallback = self.settings.fallback
+        if fallback == RESIDENT and not residents and "chat" not in kinds:
+            fallback = ""  # the default would be of another kind
         return choose(
             name,
             self.library.resolve,
             default=self.default,
-            fallback=self.settings.fallback,
-            residents=[host.entry for host in ready],
+            fallback=fallback,
+            residents=residents,
         )
 
     # ------------------------------------------------------------ hosts

@@ -1,29 +1,33 @@
-"""`POST /v1/chat/completions`. Pure.
-
-A stream is: a chunk with the role (before prefill), one chunk per batch of events, a chunk with the finish
-reason, `[DONE]`. Usage is given once per stream, so that a client which adds up what it sees counts right:
-on the terminal chunk, without being asked; or, with `stream_options.include_usage`, as OpenAI does it, in a
-further chunk with empty `choices`.
+"""`POST /v1/chat/completions`: a client's body to a request. Pure. The answers are in `openai_chat_stream` and
+`openai_chat_answer`.
 """
 
 from typing import Any
 
 import msgspec
 
-from parent.protocols import messages, openai_fields, sse
-from parent.protocols.base import Answer, DecodedRequest, Meta, Protocol
+from parent.protocols import messages, openai_fields, openai_structured, openai_tools, sampling
+from parent.protocols.base import PLAIN, DecodedRequest, Manners, Protocol
 from parent.protocols.limits import MAX_DEPTH, is_too_deep, shown
-from parent.protocols.openai_fields import CommonBody, OpenAiUsage, unsupported
+from parent.protocols.openai_chat_answer import answer
+from parent.protocols.openai_chat_stream import ChatStream
+from parent.protocols.openai_fields import CommonBody
+from parent.protocols.openai_tools import ChoiceField, FunctionField, NamedFunction, Offer, ToolField
+from parent.protocols.refusing import invalid, unsupported
+from parent.protocols.sampling import MAX_INT
 from shared import wire
-from shared.errors import Failure
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
-class ResponseFormat(msgspec.Struct, frozen=True):
-    """`response_format`."""
+class ReasoningField(msgspec.Struct, frozen=True, kw_only=True):
+    """`reasoning`, as OpenRouter has it."""
 
-    type: str
+    effort: str | None = None
+    max_tokens: int | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+    summary: Any = None
 
 
 class ChatBody(CommonBody, frozen=True, kw_only=True):
@@ -31,198 +35,153 @@ class ChatBody(CommonBody, frozen=True, kw_only=True):
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
-    tools: list[Any] | None = None
-    functions: list[Any] | None = None
-    tool_choice: Any = None
-    response_format: ResponseFormat | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[ToolField] | None = None
+    tool_choice: str | ChoiceField | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[FunctionField] | None = None
+    function_call: str | NamedFunction | None = None
     modalities: list[str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    reasoning: ReasoningField | None = None
+    thinking_budget: int | None = None
+    thinking_token_budget: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
-def decode(body: bytes) -> DecodedRequest:
+def decode(body: bytes, manners: Manners = PLAIN) -> DecodedRequest:
     """Bytes of a client to a request. Raises `Refused` naming the field at fault."""
-    asked = openai_fields.parse(body, ChatBody)
+    asked = openai_fields.parse(body, ChatBody, manners)
     openai_fields.check_common(asked)
-    limit = asked.max_completion_tokens
-    if limit is not None and limit < 1:
-        raise openai_fields.invalid("max_completion_tokens", f"must be 1 or more, not {shown(limit)}")
-    if (asked.tools or asked.functions) and asked.tool_choice != "none":
-        raise unsupported("tools" if asked.tools else "functions")
-    if asked.response_format is not None and asked.response_format.type != "text":
-        raise unsupported("response_format", f"of type {shown(asked.response_format.type)} is not supported")
-    if asked.modalities and asked.modalities != ["text"]:
-        raise unsupported("modalities", "other than text are not supported")
+    openai_fields.check_count("max_completion_tokens", asked.max_completion_tokens)
+    _check_modalities(asked.modalities)
+    offer = _offer(asked)
+    limit = asked.max_completion_tokens or asked.max_tokens
+    grammar = openai_structured.grammar(asked)
     return DecodedRequest(
-        prompt=wire.ChatPrompt(messages.normalise(asked.messages), _template_kwargs(asked)),
+        prompts=[_prompt(asked, offer)],
+        n=openai_fields.choices(asked),
         model=asked.model or "",
         stream=bool(asked.stream),
         include_usage=openai_fields.wants_usage(asked),
-        sampling=openai_fields.sampling(asked),
-        max_tokens=openai_fields.clamped(limit if limit is not None else asked.max_tokens),
+        usage_with_every_chunk=openai_fields.wants_running_usage(asked),
+        sampling=sampling.sampling(asked),
+        logprobs=_logprobs(asked),
+        # An answer that has to be a call has no text whose form could matter.
+        grammar=grammar if offer.choice.mode == "auto" else None,
+        tool_choice=offer.choice,
+        as_function_call=offer.is_legacy,
+        thinking_budget=_thinking_budget(asked),
+        max_tokens=sampling.clamped(limit),
         stop=openai_fields.stops(asked),
         seed=openai_fields.seed(asked),
         keep_alive_s=openai_fields.kept_for(asked.keep_alive),
     )
 
 
+def _check_modalities(given: list[str] | None) -> None:
+    for each in given or ():
+        if each not in ("text", "audio"):
+            raise invalid("modalities", f"may hold text and audio, not {shown(each)}")
+    if given and "audio" in given:
+        raise unsupported("modalities", "other than text are not supported")
+
+
+def _offer(asked: ChatBody) -> Offer:
+    if not asked.functions:
+        if asked.function_call not in (None, "none", "auto"):
+            raise invalid("function_call", "a call cannot be demanded without functions")
+        return openai_tools.offer(asked.tools, asked.tool_choice, parallel=asked.parallel_tool_calls)
+    if asked.tools:
+        raise invalid("functions", "is the old name of tools; give one of them")
+    return openai_tools.legacy_offer(asked.functions, asked.function_call)
+
+
+def _logprobs(asked: ChatBody) -> int | None:
+    top = openai_fields.top_logprobs("top_logprobs", asked.top_logprobs or 0)
+    if asked.logprobs:
+        return top
+    if top:
+        raise invalid("top_logprobs", "needs logprobs to be true")
+    return None
+
+
+# ---------------------------------------------------------------- prompt
+
+
+def _prompt(asked: ChatBody, offer: Offer) -> wire.ChatPrompt:
+    history = messages.checked(openai_tools.modernise(asked.messages))
+    last = history[-1]
+    is_own = last["role"] == "assistant" and not last.get("tool_calls")
+    goes_on = _goes_on(asked, is_own=is_own)
+    says_nothing = not (last.get("content") or last.get("reasoning_content") or last.get("reasoning"))
+    if goes_on and says_nothing and len(history) > 1:  # an empty beginning is none
+        history, goes_on = history[:-1], False
+    return wire.ChatPrompt(history, _template_kwargs(asked), offer.tools, goes_on)
+
+
+def _goes_on(asked: ChatBody, *, is_own: bool) -> bool:
+    """Whether the last message, the assistant's own, is what the answer continues."""
+    adds, continues = asked.add_generation_prompt, asked.continue_final_message
+    if continues and not is_own:
+        raise invalid(
+            "continue_final_message", "the last message must be one of the assistant, without tool_calls"
+        )
+    if adds and continues:
+        raise invalid("add_generation_prompt", "must not be true beside continue_final_message")
+    if adds is False and (continues is False or not is_own):
+        raise unsupported(
+            "add_generation_prompt", "can be false only where the last message, the assistant's, is continued"
+        )
+    return is_own and not adds and continues is not False
+
+
 def _template_kwargs(asked: ChatBody) -> dict[str, Any]:
-    """`reasoning_effort` in the template's words; what the client says itself wins."""
-    effort = asked.reasoning_effort
-    if is_too_deep(asked.chat_template_kwargs):
-        raise openai_fields.invalid(
+    """How much to think, in the template's words; what the client says itself wins."""
+    given = asked.chat_template_kwargs or {}
+    if is_too_deep(given):
+        raise invalid(
             "chat_template_kwargs", f"objects and lists may stand {MAX_DEPTH} deep in each other, not more"
         )
-    if effort is None:
-        return asked.chat_template_kwargs or {}
-    if effort not in EFFORTS:
-        raise openai_fields.invalid(
-            "reasoning_effort", f"must be one of {', '.join(EFFORTS)}, not {shown(effort)}"
-        )
-    mapped = {"enable_thinking": effort != "none", "reasoning_effort": effort}
-    return mapped | (asked.chat_template_kwargs or {})
+    reasoning = asked.reasoning or ReasoningField()
+    if reasoning.exclude:
+        raise unsupported("reasoning.exclude")
+    effort = _effort("reasoning_effort", asked.reasoning_effort)
+    other = _effort("reasoning.effort", reasoning.effort)
+    if effort and other and effort != other:
+        raise invalid("reasoning.effort", "must not say something else than reasoning_effort")
+    effort = "none" if reasoning.enabled is False else effort or other
+    if effort is not None:
+        return {"enable_thinking": effort != "none", "reasoning_effort": effort} | given
+    return {"enable_thinking": True} | given if reasoning.enabled else given
 
 
-# ---------------------------------------------------------------- stream
+def _effort(name: str, given: str | None) -> str | None:
+    if given is not None and given not in EFFORTS:
+        raise invalid(name, f"must be one of {', '.join(EFFORTS)}, not {shown(given)}")
+    return given
 
 
-class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a chunk adds; `reasoning_content` is the thinking of a model that shows it."""
-
-    role: str | None = None
-    content: str | None = None
-    reasoning_content: str | None = None
-
-
-class ChunkChoice(msgspec.Struct, frozen=True):
-    """The one choice of a chunk."""
-
-    index: int
-    delta: Delta
-    finish_reason: str | None
-
-
-class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`chat.completion.chunk`."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[ChunkChoice] | tuple[()]
-    usage: OpenAiUsage | None = None
-
-
-class ChatStream:
-    """Encodes one stream; a restarted request's second `Started` shows nothing."""
-
-    def __init__(self, meta: Meta) -> None:
-        self._meta = meta
-        self._opened = False
-        # A content chunk is the same but for its text: encoded once, then only the text (the token path).
-        self._content = sse.around(self._chunk(Delta(content=sse.MARK)))
-        self._reasoning = sse.around(self._chunk(Delta(reasoning_content=sse.MARK)))
-
-    def feed(self, events: list[wire.Event]) -> bytes:
-        """The primer goes with the first event; text and reasoning of a batch go in one chunk per run."""
-        if len(events) == 1 and self._opened:  # nearly always
-            only = events[0]
-            if isinstance(only, wire.Text) and only.text:
-                before, after = self._content
-                return before + sse.encode(only.text) + after
-        frames = []
-        if not self._opened:
-            self._opened = True
-            frames.append(self._chunk(Delta(role="assistant", content="")))
-        frames += sse.prefill_comments(events)
-        for is_reasoning, text in runs(events):
-            before, after = self._reasoning if is_reasoning else self._content
-            frames.append(before + sse.encode(text) + after)
-        return b"".join(frames)
-
-    def finish(self, finish: wire.Finish) -> bytes:
-        usage = openai_fields.usage(finish)
-        reason = openai_fields.finish_reason(finish)
-        opened = self.feed([])
-        if not self._meta.include_usage:
-            return opened + self._chunk(Delta(), reason, usage) + sse.DONE
-        return opened + self._chunk(Delta(), reason) + self._frame((), usage) + sse.DONE
-
-    def fail(self, failure: Failure) -> bytes:
-        return sse.data(openai_fields.error_frame(failure))
-
-    def _chunk(self, delta: Delta, reason: str | None = None, usage: OpenAiUsage | None = None) -> bytes:
-        return self._frame([ChunkChoice(0, delta, reason)], usage)
-
-    def _frame(self, choices: list[ChunkChoice] | tuple[()], usage: OpenAiUsage | None) -> bytes:
-        meta = self._meta
-        return sse.data(
-            Chunk(f"chatcmpl-{meta.id}", "chat.completion.chunk", meta.created, meta.model, choices, usage)
-        )
-
-
-def runs(events: list[wire.Event]) -> list[tuple[bool, str]]:
-    """Neighbouring pieces of one kind joined: (is reasoning, text), none empty."""
-    joined: list[tuple[bool, str]] = []
-    for event in events:
-        if isinstance(event, (wire.Text, wire.Reasoning)) and event.text:
-            reasoning = isinstance(event, wire.Reasoning)
-            if joined and joined[-1][0] is reasoning:
-                joined[-1] = (reasoning, joined[-1][1] + event.text)
-            else:
-                joined.append((reasoning, event.text))
-    return joined
-
-
-# ---------------------------------------------------------------- whole answer
-
-
-class Message(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The assistant's message."""
-
-    role: str
-    content: str
-    reasoning_content: str | None = None
-
-
-class AnswerChoice(msgspec.Struct, frozen=True):
-    """The one choice of an answer."""
-
-    index: int
-    message: Message
-    finish_reason: str
-    logprobs: None = None
-
-
-class Completion(msgspec.Struct, frozen=True):
-    """`chat.completion`."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[AnswerChoice]
-    usage: OpenAiUsage
-
-
-def answer(meta: Meta, whole: Answer) -> bytes:
-    """The body of a request that is not streamed."""
-    assert whole.finish is not None
-    choice = AnswerChoice(
-        0,
-        Message("assistant", whole.text, whole.reasoning or None),
-        openai_fields.finish_reason(whole.finish),
-    )
-    return msgspec.json.encode(
-        Completion(
-            f"chatcmpl-{meta.id}",
-            "chat.completion",
-            meta.created,
-            meta.model,
-            [choice],
-            openai_fields.usage(whole.finish),
-        )
-    )
+def _thinking_budget(asked: ChatBody) -> int | None:
+    """`thinking_budget`, or one of the names that others have for it."""
+    given = {
+        "thinking_budget": asked.thinking_budget,
+        "thinking_token_budget": asked.thinking_token_budget,
+        "reasoning.max_tokens": asked.reasoning.max_tokens if asked.reasoning else None,
+    }
+    found: int | None = None
+    for name, value in given.items():
+        if value is None:
+            continue
+        if value < 0:
+            raise invalid(name, f"must be 0 or more tokens, not {shown(value)}")
+        if found is not None and value != found:
+            raise invalid(name, "must not say something else than another name of the same")
+        found = value
+    return None if found is None else min(found, MAX_INT)
 
 
 PROTOCOL = Protocol("openai_chat", "/v1/chat/completions", decode, ChatStream, answer, openai_fields.error)

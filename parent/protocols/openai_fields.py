@@ -1,7 +1,8 @@
-"""The fields that both OpenAI completion formats share: checks, sampling, stop, errors, usage. Pure.
+"""The fields that both OpenAI completion formats share: checks, choices, stop, errors. Pure.
 
 Fields that would change the result and that this server does not have are refused by name (`unsupported`);
-unknown fields are ignored, as clients send many.
+unknown fields are ignored, as clients send many, unless the server is strict. Of a key that stands twice in an
+object the last one counts, as in most JSON readers.
 """
 
 import math
@@ -11,89 +12,75 @@ from typing import Any, TypeVar
 import msgspec
 
 from parent.protocols import base, limits
+from parent.protocols.base import Manners
 from parent.protocols.limits import shown
-from shared import wire
-from shared.errors import ErrorCode, Failure, Refused, refuse
+from parent.protocols.openai_structured import StructuredFields
+from parent.protocols.refusing import invalid as invalid
+from parent.protocols.refusing import unsupported as unsupported
+from parent.protocols.sampling import MAX_INT
+from parent.protocols.unknown import refuse_unknown
+from shared.errors import ErrorCode, Failure, refuse
 from shared.units import parse_seconds
 
 MAX_STOPS = 4
-MAX_TEMPERATURE = 5.0
-MAX_INT = (1 << 63) - 1
+MAX_CHOICES = 64
+MAX_LOGPROBS = 20
 FOREVER = math.inf
 
+IGNORED = frozenset(
+    {
+        "user", "metadata", "store", "service_tier", "prediction", "safety_identifier", "prompt_cache_key",
+        "prompt_cache_options", "prompt_cache_retention", "verbosity", "audio",
+    }
+)  # fmt: skip
+"""Known, and without any effect here."""
 
-class StreamOptions(msgspec.Struct, frozen=True):
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`stream_options`."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
-class CommonBody(msgspec.Struct, frozen=True, kw_only=True):
+class CommonBody(StructuredFields, frozen=True, kw_only=True):
     """Fields of both bodies. `null` is the same as leaving a field out."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     n: int | None = None
     keep_alive: float | str | None = None
-    # not here yet: accepted only with the value that changes nothing
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, Any] | None = None
-    logprobs: bool | int | None = None
-    top_logprobs: int | None = None
-    xtc_probability: float | None = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
+    # not here: accepted only with the value that changes nothing
     adapter: str | None = None
+    moderation: Any = None
+    web_search_options: Any = None
+    suffix: str | None = None
 
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "logit_bias": (None, {}),
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
-    "xtc_probability": (None, 0),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "structured_outputs": (None,),
     "adapter": (None, "", "none"),
+    "moderation": (None,),
+    "web_search_options": (None,),
+    "suffix": (None, ""),
 }
 
 
-Body = TypeVar("Body", bound=CommonBody)
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-def invalid(param: str, message: str) -> Refused:
-    """To raise: the request is wrong in field `param`."""
-    return refuse(ErrorCode.INVALID_REQUEST, f"{param}: {message}", param=param)
-
-
-def unsupported(param: str, message: str = "is not supported by this server") -> Refused:
-    """To raise: the field would change the answer and we do not have it."""
-    return refuse(ErrorCode.UNSUPPORTED, f"{param} {message}", param=param)
-
-
-def parse(body: bytes, kind: type[Body]) -> Body:
+def parse(body: bytes, kind: type[Body], manners: Manners) -> Body:
     """Bytes to a body. Raises `Refused` with the JSON path of what is wrong."""
     limits.check(body)
     try:
-        return msgspec.json.decode(body, type=kind)
+        asked = msgspec.json.decode(body, type=kind)
+        if manners.is_strict:
+            refuse_unknown(msgspec.json.decode(body), kind, IGNORED)
+        return asked
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$")
         field = where.rstrip("`").lstrip(".").partition("[...]")[0]  # `[...]` is some key of an object
@@ -114,36 +101,37 @@ def parse(body: bytes, kind: type[Body]) -> Body:
 
 def check_common(body: CommonBody) -> None:
     """Ranges and unsupported fields. Raises `Refused` naming the field."""
-    ranges: list[tuple[str, float | None, bool, str]] = [
-        ("temperature", body.temperature, 0 <= (body.temperature or 0) <= MAX_TEMPERATURE, "from 0 to 5"),
-        ("top_p", body.top_p, body.top_p is None or 0 < body.top_p <= 1, "above 0 and at most 1"),
-        ("top_k", body.top_k, (body.top_k or 0) >= 0, "0 (off) or more"),
-        ("min_p", body.min_p, 0 <= (body.min_p or 0) <= 1, "from 0 to 1"),
-        ("max_tokens", body.max_tokens, body.max_tokens is None or body.max_tokens >= 1, "1 or more"),
-        ("seed", body.seed, abs(body.seed or 0) <= MAX_INT, "an integer of 64 bits"),
-    ]
-    for name, value, fine, wanted in ranges:
-        if not fine:
-            raise invalid(name, f"must be {wanted}, not {shown(value)}")
-    if body.n is not None and body.n != 1:
-        raise (
-            invalid("n", f"must be 1, not {shown(body.n)}")
-            if body.n < 1
-            else unsupported("n", "above 1 is not supported")
-        )
+    check_count("max_tokens", body.max_tokens)
+    check_count("n", body.n)
+    if abs(body.seed or 0) > MAX_INT:
+        raise invalid("seed", f"must be an integer of 64 bits, not {shown(body.seed)}")
     for name, neutral in NEUTRAL.items():
         if getattr(body, name) not in neutral:
             raise unsupported(name)
 
 
-def clamped(count: int | None) -> int | None:
-    """A count as the wire can carry it; what is beyond means no limit anyway."""
-    return None if count is None else min(count, MAX_INT)
+def check_count(name: str, value: int | None) -> None:
+    """Raises `Refused` for what is no count."""
+    if value is not None and value < 1:
+        raise invalid(name, f"must be 1 or more, not {shown(value)}")
 
 
-def sampling(body: CommonBody) -> wire.Sampling:
-    """The sampling fields; `None` leaves the choice to the model's defaults."""
-    return wire.Sampling(body.temperature, body.top_p, clamped(body.top_k), body.min_p)
+def choices(body: CommonBody, num_prompts: int = 1) -> int:
+    """How often each prompt is answered. Raises `Refused` where that is too often."""
+    n = body.n or 1
+    if n * num_prompts > MAX_CHOICES:
+        param, each = (
+            ("n", "") if num_prompts == 1 else ("prompt", f" ({num_prompts} prompts, n = {shown(n)})")
+        )
+        raise invalid(param, f"at most {MAX_CHOICES} answers are possible in one request{each}; send several")
+    return n
+
+
+def top_logprobs(name: str, value: int) -> int:
+    """How many likely tokens are told beside each. Raises `Refused`."""
+    if not 0 <= value <= MAX_LOGPROBS:
+        raise invalid(name, f"must be from 0 to {MAX_LOGPROBS}, not {shown(value)}")
+    return value
 
 
 def seed(body: CommonBody) -> int | None:
@@ -166,43 +154,12 @@ def wants_usage(body: CommonBody) -> bool:
     return bool(body.stream_options and body.stream_options.include_usage)
 
 
-# ---------------------------------------------------------------- answers
+def wants_running_usage(body: CommonBody) -> bool:
+    """`stream_options.continuous_usage_stats`."""
+    return bool(body.stream_options and body.stream_options.continuous_usage_stats)
 
 
-class PromptDetails(msgspec.Struct, frozen=True):
-    """`usage.prompt_tokens_details`."""
-
-    cached_tokens: int
-
-
-class CompletionDetails(msgspec.Struct, frozen=True):
-    """`usage.completion_tokens_details`."""
-
-    reasoning_tokens: int
-
-
-class OpenAiUsage(msgspec.Struct, frozen=True):
-    """`usage` of a terminal frame or a whole answer; `lane` says how the request was scheduled."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptDetails
-    completion_tokens_details: CompletionDetails
-    lane: str
-
-
-def usage(finish: wire.Finish) -> OpenAiUsage:
-    """The usage object of a finished answer."""
-    used = finish.usage
-    return OpenAiUsage(
-        used.prompt_tokens,
-        used.completion_tokens,
-        used.prompt_tokens + used.completion_tokens,
-        PromptDetails(used.cached_tokens),
-        CompletionDetails(used.reasoning_tokens),
-        finish.lane,
-    )
+# ---------------------------------------------------------------- failures
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -238,14 +195,9 @@ def error_frame(failure: Failure) -> ErrorFrame:
     return ErrorFrame(ErrorBody(failure.message, kind, failure.param, code))
 
 
-def error(failure: Failure) -> tuple[int, bytes]:
+def error(failure: Failure, request_id: str = "") -> tuple[int, bytes]:
     """Status and body of a failure before any header has left."""
     return base.STATUS[failure.code], msgspec.json.encode(error_frame(failure))
-
-
-def finish_reason(finish: wire.Finish) -> str:
-    """OpenAI has no word for a cancelled answer; nobody is there to read it either."""
-    return "stop" if finish.reason == "cancelled" else finish.reason
 
 
 def kept_for(asked: float | str | None) -> float | None:

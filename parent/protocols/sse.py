@@ -14,6 +14,13 @@ HEADERS: list[tuple[bytes, bytes]] = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+def headers(media_type: bytes) -> list[tuple[bytes, bytes]]:
+    """Those of a stream of another type."""
+    return [(b"content-type", media_type), *HEADERS[1:]]
+
+
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -31,8 +38,13 @@ def around(frame: bytes) -> tuple[bytes, bytes]:
 
     All content chunks of a stream differ only in their text, so the rest is encoded once.
     """
-    before, _, after = frame.rpartition(encode(MARK))
+    before, after = pieces(frame, 1)
     return before, after
+
+
+def pieces(frame: bytes, count: int) -> list[bytes]:
+    """The same where the text stands `count` times: what to join with it."""
+    return frame.rsplit(encode(MARK), count)
 
 
 def named(event: str, payload: Any, event_id: int | None = None) -> bytes:

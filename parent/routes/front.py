@@ -1,4 +1,7 @@
-"""What stands in front of every route: request id, access policy, and JSON for whatever goes wrong behind it."""
+"""What stands in front of every route: request id, access policy, and JSON for whatever goes wrong behind it.
+
+What goes wrong on a path of Anthropic's or Ollama's API has its shape, whatever it is; on all others that of OpenAI.
+"""
 
 import logging
 import re
@@ -8,7 +11,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 
 from parent.access import Policy, Refusal
-from parent.protocols import openai_fields
+from parent.protocols import anthropic_errors, ollama_errors, openai_fields
 from parent.protocols.base import retry_headers
 from shared import asgi, logs
 from shared.errors import ErrorCode, Failure, Refused
@@ -16,6 +19,9 @@ from shared.errors import ErrorCode, Failure, Refused
 log = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _SAFE = (b"x-content-type-options", b"nosniff")
+_ANTHROPIC = "/v1/messages"
+_MODELS = "/v1/models"
+_OURS = "/api/jobs"  # among the paths of Ollama
 
 
 class Front:
@@ -34,34 +40,35 @@ class Front:
         scope["app"] = self  # so that the router raises its 405 instead of writing plain text
         scope["body_send"] = send  # for the pieces of a stream, which need no header
         started = False
+        names = (b"x-request-id", b"request-id") if _is_anthropic(scope) else (b"x-request-id",)
+        told = [*((name, request_id) for name in names), _SAFE]
 
         async def tell(message: asgi.Message) -> None:
             nonlocal started
             if not started and message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id), _SAFE]
+                message["headers"] = [*message["headers"], *told]
             await send(message)
 
         with logs.bind(request=scope["request_id"]):
             try:
                 refused = self.policy.refusal(scope["method"], scope["headers"])
                 if refused is not None:
-                    await _forbid(tell, refused)
+                    await _forbid(scope, tell, refused)
                 else:
                     await self.app(scope, receive, tell)
             except asgi.ClientGone:
                 return
             except Refused as error:
-                await _answer(tell, error.failure)
+                await _answer(scope, tell, error.failure)
             except HTTPException as error:  # the router's 405
-                await _answer(tell, _not_allowed(scope, error), error.status_code)
+                await _answer(scope, tell, _not_allowed(scope, error), error.status_code)
             except Exception as error:
                 log.exception("request.bug")
                 if started:
                     raise
-                await _answer(
-                    tell, Failure(ErrorCode.INTERNAL, f"a bug in the server: {type(error).__name__}")
-                )
+                failure = Failure(ErrorCode.INTERNAL, f"a bug in the server: {type(error).__name__}")
+                await _answer(scope, tell, failure)
 
 
 async def not_found(scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
@@ -81,12 +88,33 @@ def _not_allowed(scope: asgi.Scope, error: HTTPException) -> Failure:
     )
 
 
-async def _answer(send: asgi.Send, failure: Failure, status: int | None = None) -> None:
-    code, body = openai_fields.error(failure)
+def _is_anthropic(scope: asgi.Scope) -> bool:
+    """`/v1/models` is everybody's: there its clients are known by a header."""
+    path: str = scope["path"]
+    if path == _ANTHROPIC or path.startswith(f"{_ANTHROPIC}/"):
+        return True
+    return path.startswith(_MODELS) and any(name == b"anthropic-version" for name, _ in scope["headers"])
+
+
+def _is_ollama(scope: asgi.Scope) -> bool:
+    path: str = scope["path"]
+    return path.startswith("/api/") and path != _OURS and not path.startswith(f"{_OURS}/")
+
+
+async def _answer(scope: asgi.Scope, send: asgi.Send, failure: Failure, status: int | None = None) -> None:
+    if _is_anthropic(scope):
+        code, body = anthropic_errors.error(failure, scope["request_id"], status)
+    elif _is_ollama(scope):
+        code, body = ollama_errors.error(failure)
+    else:
+        code, body = openai_fields.error(failure)
     await asgi.respond(send, status or code, body, retry_headers(failure))
 
 
-async def _forbid(send: asgi.Send, refused: Refusal) -> None:
+async def _forbid(scope: asgi.Scope, send: asgi.Send, refused: Refusal) -> None:
+    if _is_anthropic(scope) or _is_ollama(scope):
+        await _answer(scope, send, Failure(ErrorCode.FORBIDDEN, refused.message), refused.status)
+        return
     frame = openai_fields.ErrorFrame(
         openai_fields.ErrorBody(refused.message, "forbidden", None, refused.code)
     )

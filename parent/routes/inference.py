@@ -5,16 +5,23 @@ import hashlib
 import secrets
 import time
 import uuid
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
-from parent.inference.forward import Emit, Forwarder, Order
+from parent.config import Settings
+from parent.inference.forward import Forwarder, Order
 from parent.inference.profiles import apply
 from parent.inference.record import Record
-from parent.inference.reply import send_answer, send_failure, send_stream
-from parent.protocols.base import Meta, Protocol
-from shared import asgi
+from parent.inference.reply import Emit, send_answer, send_failure, send_stream
+from parent.library.catalog import ModelEntry
+from parent.pool.refusal import not_for
+from parent.protocols.base import DecodedRequest, Manners, Meta, Protocol
+from shared import asgi, wire
 from shared.errors import Refused
+from shared.version import VERSION
 
 DECODE_HERE = 64 * 1024  # bytes; a longer body is decoded in a thread, beside the loop
+T = TypeVar("T")
 
 
 class InferenceRoute:
@@ -25,9 +32,19 @@ class InferenceRoute:
         self.forwarder = forwarder
 
     async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        await self.answer(scope, receive, send)
+
+    async def answer(
+        self,
+        scope: asgi.Scope,
+        receive: asgi.Receive,
+        send: asgi.Send,
+        asked: DecodedRequest | None = None,
+    ) -> None:
+        """`asked`: where the body has been read already."""
         record = Record()
         try:
-            await self._answer(scope, receive, send, record)
+            await self._answer(scope, receive, send, asked, record)
         except asgi.ClientGone:
             record.end = "left"
             raise
@@ -35,40 +52,28 @@ class InferenceRoute:
             record.write()
 
     async def _answer(
-        self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send, record: Record
+        self,
+        scope: asgi.Scope,
+        receive: asgi.Receive,
+        send: asgi.Send,
+        given: DecodedRequest | None,
+        record: Record,
     ) -> None:
-        protocol, settings = self.protocol, self.forwarder.pool.settings
+        protocol, forwarder = self.protocol, self.forwarder
         try:
-            body = await asgi.read_body(
-                receive,
-                settings.max_body_bytes,
-                declared=declared_length(scope),
-                silence_s=settings.request_wait_s,
+            asked = (
+                given
+                if given is not None
+                else await read(scope, receive, forwarder.pool.settings, protocol.decode)
             )
-            if len(body) <= DECODE_HERE:
-                asked = protocol.decode(body)
-            else:
-                asked = await asyncio.to_thread(protocol.decode, body)
-            del body
-            found = await self.forwarder.pool.roster.choose(asked.model)
+            admitted = await admit(scope, asked, forwarder, record)
         except Refused as refused:
             record.end = refused.failure.code
-            await send_failure(send, protocol, refused.failure)
+            await send_failure(send, protocol, refused.failure, scope["request_id"])
             return
-        record.model, record.stream = found.entry.id, asked.stream
-        named = asked.model if asked.model and not found.is_fallback else found.entry.id
-        headers = [(b"x-mlxd-fallback", found.entry.id.encode())] if found.is_fallback else []
-        meta = Meta(uuid.uuid4().hex, int(time.time()), named, asked.include_usage)
-        asked = apply(asked, found.profile)
-        request = asked.to_generate(scope["request_id"], secrets.randbits(63))
-        order = Order(found.entry, client_of(scope), asked.keep_alive_s)
 
         async def forward(emit: Emit) -> None:
-            try:
-                await self.forwarder.forward(order, request, emit, record)
-            except Refused as refused:
-                record.end = refused.failure.code
-                raise
+            await forwarded(forwarder, admitted, emit, record)
 
         async def work() -> None:
             if asked.stream:
@@ -76,17 +81,79 @@ class InferenceRoute:
                     send,
                     scope["body_send"],
                     protocol,
-                    meta,
+                    admitted.meta,
                     forward,
-                    keepalive_s=settings.keepalive_s,
+                    keepalive_s=forwarder.pool.settings.keepalive_s,
                     status=record.status,
-                    headers=headers,
+                    headers=admitted.headers,
                 )
             else:
-                await send_answer(send, protocol, meta, forward, headers)
+                await send_answer(send, protocol, admitted.meta, forward, admitted.headers)
 
         if not await asgi.run_until_gone(receive, work) and record.finish is None:
             record.end = "left"
+
+
+class Admitted(NamedTuple):
+    """A request that has its model. `headers`: of the answer."""
+
+    meta: Meta
+    requests: list[wire.GenerateRequest]
+    order: Order
+    headers: list[tuple[bytes, bytes]]
+
+
+async def read(
+    scope: asgi.Scope, receive: asgi.Receive, settings: Settings, decode: Callable[[bytes, Manners], T]
+) -> T:
+    """The body, decoded. Raises `Refused`."""
+    body = await asgi.read_body(
+        receive,
+        settings.max_body_bytes,
+        declared=declared_length(scope),
+        silence_s=settings.request_wait_s,
+    )
+    if len(body) <= DECODE_HERE:
+        return decode(body, manners_of(settings))
+    return await asyncio.to_thread(decode, body, manners_of(settings))
+
+
+async def admit(scope: asgi.Scope, asked: DecodedRequest, forwarder: Forwarder, record: Record) -> Admitted:
+    """Choose the model, and apply its profile. Raises `Refused`."""
+    pool = forwarder.pool
+    found = await pool.roster.choose(asked.model)
+    record.model, record.stream = found.entry.id, asked.stream
+    if found.entry.kind != "chat":
+        raise not_for(found.entry, "and does not write")
+    named = asked.model if asked.model and not found.is_fallback else found.entry.id
+    headers = [(b"x-mlxd-fallback", found.entry.id.encode())] if found.is_fallback else []
+    asked = apply(asked, found.profile)
+    fingerprint = fingerprint_of(found.entry)
+    request_id, manners = scope["request_id"], manners_of(pool.settings)
+    meta = Meta(uuid.uuid4().hex, int(time.time()), named, asked, manners, fingerprint, request_id)
+    requests = asked.to_generate(request_id, secrets.randbits(63))
+    return Admitted(meta, requests, Order(found.entry, client_of(scope), asked.keep_alive_s), headers)
+
+
+async def forwarded(forwarder: Forwarder, admitted: Admitted, emit: Emit, record: Record) -> None:
+    """Hand the events of its answers to `emit`; what it is refused for stands in the record."""
+    try:
+        await forwarder.forward_all(admitted.order, admitted.requests, emit, record)
+    except Refused as refused:
+        record.end = refused.failure.code
+        raise
+
+
+def manners_of(settings: Settings) -> Manners:
+    """How answers are written."""
+    names = ("reasoning_content", "reasoning")
+    shown = names if settings.reasoning_field == "both" else (settings.reasoning_field,)
+    return Manners(settings.strict, shown)
+
+
+def fingerprint_of(entry: ModelEntry) -> str:
+    """Another one when the model's files or the server are."""
+    return "fp_" + hashlib.blake2b(f"{entry.signature} {VERSION}".encode(), digest_size=5).hexdigest()
 
 
 def client_of(scope: asgi.Scope) -> str:

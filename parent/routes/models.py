@@ -1,15 +1,21 @@
 """`/v1/models`, `/v1/models/{id}` and its `load` and `unload`: what can be served, under each of its names."""
 
+import asyncio
+import urllib.parse
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
+from parent.library.abilities import abilities
 from parent.library.catalog import ModelEntry
 from parent.pool import operators
 from parent.pool.desk import Phase
 from parent.pool.host import Host
 from parent.pool.pool import Pool
 from parent.pool.refusal import refusal
+from parent.protocols import model_rows
+from parent.protocols.model_rows import ModelInfo, ModelList, ModelRow, ModelState, Moved
 from parent.protocols.openai_fields import kept_for
 from parent.workers.states import State
 from parent.workers.supervisor import Supervisor
@@ -41,13 +47,20 @@ class Models:
         self.created = created
 
     async def all(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        """In Anthropic's shape to its clients, which are known by their `anthropic-version`."""
         await self.pool.look()
-        rows = [self._row(entry) for entry in self.pool.roster.library.entries if not entry.error]
-        await asgi.respond(send, 200, msgspec.json.encode({"object": "list", "data": rows}))
+        entries = [entry for entry in self.pool.roster.library.entries if not entry.error]
+        rows = await asyncio.to_thread(lambda: [self._row(entry) for entry in entries])
+        answer: msgspec.Struct = ModelList(data=rows)
+        if speaks_anthropic(scope):
+            query = dict(urllib.parse.parse_qsl(scope["query_string"].decode("latin-1")))
+            answer = model_rows.page([self._info(row) for row in rows], query)
+        await asgi.respond(send, 200, msgspec.json.encode(answer))
 
     async def one(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
-        entry = await self._entry(scope)
-        await asgi.respond(send, 200, msgspec.json.encode(self._row(entry)))
+        row = await asyncio.to_thread(self._row, await self._entry(scope))
+        answer = self._info(row) if speaks_anthropic(scope) else row
+        await asgi.respond(send, 200, msgspec.json.encode(answer))
 
     async def load(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """202 with the state, or with `wait` 200 once it is ready."""
@@ -57,7 +70,7 @@ class Models:
         if not body.wait:
             await self._say(send, host, 200 if host.slot.phase is Phase.READY else 202)
         elif await asgi.run_until_gone(receive, lambda: self._until_loaded(host)):
-            answer = {"model": entry.id, "state": State.READY, "phase": Phase.READY}
+            answer = Moved(entry.id, State.READY, Phase.READY)
             await asgi.respond(send, 200, msgspec.json.encode(answer))
 
     async def _body(self, receive: asgi.Receive, kind: type[Any]) -> Any:
@@ -96,48 +109,59 @@ class Models:
         failure = refusal(host.supervisor)
         if failure is not None and host.slot.phase is Phase.REFUSED:
             raise Refused(failure)
-        answer = {"model": host.entry.id, "state": host.supervisor.state, "phase": host.slot.phase}
+        answer = Moved(host.entry.id, host.supervisor.state, host.slot.phase)
         await asgi.respond(send, status, msgspec.json.encode(answer))
 
-    def _row(self, entry: ModelEntry) -> dict[str, Any]:
+    def _info(self, row: ModelRow) -> ModelInfo:
+        created = datetime.fromtimestamp(self.created, UTC).isoformat().replace("+00:00", "Z")
+        return model_rows.info(row, created)
+
+    def _row(self, entry: ModelEntry) -> ModelRow:
         host = self.pool.roster.hosts.get(entry.id)
         facts = host.supervisor.facts if host else None
         phase = host.slot.phase if host else Phase.ABSENT
-        defaults = facts.defaults if facts else wire.Sampling()
         options = self.pool.roster.library.options(entry.id)
-        return {
-            "id": entry.id,
-            "object": "model",
-            "created": self.created,
-            "owned_by": "mlxd",
-            "aliases": [name for name in self.pool.roster.library.names(entry) if name != entry.id],
-            "profiles": list(options.profiles),
-            "state": host.supervisor.state if host else "absent",
-            "resident": phase is Phase.READY,
-            "loading": phase is Phase.LOADING,
-            "pinned": options.pin,
-            "root": entry.root,
-            "context_length": facts.context if facts else entry.context,
-            "size_bytes": entry.bytes,
-            "quantization": entry.quantization,
-            "family": facts.family if facts else entry.family,
-            "capabilities": {
-                "chat": facts.has_chat_template if facts else None,
-                "completions": True,
-                "reasoning": facts.reasoning if facts else None,
-                "tools": False,
-                "vision": False,
-                "audio": False,
-                "structured_output": False,
-                "embeddings": False,
-            },
-            "gen_defaults": {
-                "temperature": defaults.temperature,
-                "top_p": defaults.top_p,
-                "top_k": defaults.top_k,
-                "min_p": defaults.min_p,
-            },
-        }
+        context = facts.context if facts else entry.context
+        family = facts.family if facts else entry.family
+        return ModelRow(
+            id=entry.id,
+            created=self.created,
+            aliases=[name for name in self.pool.roster.library.names(entry) if name != entry.id],
+            profiles=list(options.profiles),
+            kind=entry.kind,
+            capabilities=list(abilities(entry, facts)),
+            modalities=model_rows.modalities(entry.kind),
+            context_window=context,
+            context_length=context,
+            max_model_len=context,
+            max_context_length=context,
+            quantization=entry.quantization,
+            bytes=entry.bytes,
+            size_bytes=entry.bytes,
+            family=family,
+            arch=family,
+            root=entry.root,
+            state=_STATES[phase],
+            worker=host.supervisor.state if host else State.ABSENT,
+            resident=phase is Phase.READY,
+            loading=phase is Phase.LOADING,
+            pinned=options.pin,
+            gen_defaults=model_rows.defaults(facts.defaults if facts else wire.Sampling()),
+        )
+
+
+_STATES: dict[Phase, ModelState] = {
+    Phase.ABSENT: "on_disk",
+    Phase.LOADING: "loading",
+    Phase.READY: "resident",
+    Phase.LEAVING: "leaving",
+    Phase.REFUSED: "failed",
+}
+
+
+def speaks_anthropic(scope: asgi.Scope) -> bool:
+    """Whether its client speaks Anthropic's API, where the path is everybody's."""
+    return any(name == b"anthropic-version" for name, _ in scope["headers"])
 
 
 async def _until_gone(supervisor: Supervisor) -> None:

@@ -46,18 +46,26 @@ async def check(supervisor: Checked, timeout_s: float) -> Check:
             if supervisor.stats.active + supervisor.stats.waiting:
                 detail = await _until_it_moves(supervisor)
             else:
-                request = wire.GenerateRequest(
-                    request_id=f"check-{uuid.uuid4().hex}",
-                    prompt=wire.TokenPrompt([supervisor.facts.vocab_size - 1]),
-                    seed=0,
-                    max_tokens=1,
-                )
-                detail = await _one_token(await client.generate(request))
+                detail = await _smallest(client, supervisor.facts)
     except TimeoutError:
         return Check(False, time.monotonic() - began, f"no answer within {timeout_s:g} s")
     except (WorkerLost, Refused) as error:
         return Check(False, time.monotonic() - began, str(error))
     return Check(not detail, time.monotonic() - began, detail or "ok")
+
+
+async def _smallest(client: WorkerClient, facts: wire.ModelFacts) -> str:
+    """What is wrong with the smallest thing that the model can do; "" for nothing."""
+    prompt = wire.TokenPrompt([facts.vocab_size - 1])
+    if facts.kind == "reranker":
+        await client.rank(wire.RankRequest(query="a", documents=["b"]))
+        return ""
+    if facts.kind == "embedding":
+        await client.embed(wire.EmbedRequest(inputs=[prompt]))
+        return ""
+    name = f"check-{uuid.uuid4().hex}"
+    request = wire.GenerateRequest(request_id=name, prompt=prompt, seed=0, max_tokens=1)
+    return await _one_token(await client.generate(request))
 
 
 async def _one_token(stream: EventStream) -> str:

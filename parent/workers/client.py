@@ -134,11 +134,27 @@ class WorkerClient:
             raise WorkerLost(failure.message, reached=False)
         raise Refused(failure)
 
-    async def render(self, prompt: wire.Prompt) -> wire.RenderResult:
-        """The prompt as the model would see it. Raises `Refused`, `WorkerLost`."""
-        return await self._call(
-            "POST", "/render", _encode(wire.RenderRequest(prompt=prompt)), wire.RenderResult
+    async def render(
+        self, prompt: wire.Prompt, *, add_special: bool = True, add_generation_prompt: bool = True
+    ) -> wire.RenderResult:
+        """The prompt as the model would see it, see `wire.RenderRequest`. Raises `Refused`, `WorkerLost`."""
+        request = wire.RenderRequest(
+            prompt=prompt, add_special=add_special, add_generation_prompt=add_generation_prompt
         )
+        return await self._call("POST", "/render", _encode(request), wire.RenderResult)
+
+    async def detokenize(self, ids: list[int]) -> wire.DetokenizeResult:
+        """The text of these ids. Raises `Refused`, `WorkerLost`."""
+        body = _encode(wire.DetokenizeRequest(ids=ids))
+        return await self._call("POST", "/detokenize", body, wire.DetokenizeResult)
+
+    async def embed(self, request: wire.EmbedRequest) -> wire.EmbedResult:
+        """The vectors of texts. Raises `Refused`, `WorkerLost`."""
+        return await self._call("POST", "/embed", _encode(request), wire.EmbedResult)
+
+    async def rank(self, request: wire.RankRequest) -> wire.RankResult:
+        """The scores of documents. Raises `Refused`, `WorkerLost`."""
+        return await self._call("POST", "/rank", _encode(request), wire.RankResult)
 
     async def stats(self) -> wire.WorkerStats:
         """The worker's counters now. Raises `Refused`, `WorkerLost`."""

@@ -9,7 +9,8 @@ In one run, on the same weights and with the same BLAS, interleaved round by rou
     mlx_lm      mlx_lm.server, in an environment of its own that the benchmark makes
 
 decode tok/s, time to first token (short prompt, about 1,000 tokens, the same prompt again), start to first answer,
-peak memory; then the wire alone with a paced fake worker. Without MODEL_DIR the starter model is fetched.
+peak memory; then what the public formats cost, and the wire alone with a paced fake worker. Without MODEL_DIR the
+starter model is fetched.
 """
 
 import argparse
@@ -34,6 +35,7 @@ import psutil
 from parent.config import load_settings
 from parent.workers.blas import worker_env
 from tests.bench.asking import Row, Server, ask_http, ask_worker, free_port, running
+from tests.bench.protocols import print_rows
 from tests.process.harness import write_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +54,11 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=5)
     parser.add_argument("--no-peer", action="store_true", help="leave mlx_lm.server out")
     parser.add_argument("--no-wire", action="store_true", help="leave the paced fake worker out")
+    parser.add_argument("--quick", action="store_true", help="one short round, without peer and wire")
     options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.tokens, options.starts = 1, 16, 1
+        options.no_peer = options.no_wire = True
     data = ROOT / ".data"
     environment, blas = worker_env(load_settings({"data_dir": str(data)}, {}, home=ROOT).settings)
     model = (options.model or starter(data)).resolve()
@@ -71,6 +77,8 @@ def main() -> None:
             report["ways"] = measure_ways({way: asks[way] for way in ways}, options.rounds, options.tokens)
             report["memory"] = memory(ours.port, theirs)
     print_report(report)
+    report["formats"] = json.loads(run_module("tests.bench.protocols", str(model)).splitlines()[-1])
+    print_rows(report["formats"], 1e6 / report["ways"]["bare"]["decode_tps"])
     if not options.no_wire:
         report["wire"] = json.loads(run_module("tests.bench.wire").splitlines()[-1])
         report["paced"] = measure_paced(options.rounds)
@@ -243,8 +251,8 @@ def starter(data: Path) -> Path:
     return next((data / "models").glob("SmolLM2*"))
 
 
-def run_module(name: str) -> str:
-    return subprocess.check_output([sys.executable, "-m", name], cwd=ROOT, text=True)
+def run_module(name: str, *arguments: str) -> str:
+    return subprocess.check_output([sys.executable, "-m", name, *arguments], cwd=ROOT, text=True)
 
 
 def machine() -> str:

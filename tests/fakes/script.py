@@ -20,6 +20,9 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_event: int = 1
     lockstep: bool = False  # all streams step together, as the rows of one engine do
     reasoning: int = 0  # so many tokens at the start are reasoning
+    calls: tuple[
+        tuple[str, str], ...
+    ] = ()  # (name, arguments): after its text it calls what is offered of these
     queue_ms: float = 0.0  # accepted, but not running yet
     prefill_ms: float = 0.0
     prefill_chunks: int = 0
@@ -28,6 +31,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     measured_bytes: int = 1  # told with Ready
     footprint: int = 0  # told in every heartbeat
     ballast: int = 0  # bytes that it really holds
+
+    context: int = 0  # a prompt of so many words is too long; 0 = none is
 
     # sins of a process
     load_ms: float = 0.0

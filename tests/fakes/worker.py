@@ -56,6 +56,29 @@ def expected_text(prompt: wire.Prompt, seed: int, count: int) -> str:
     return "".join(f"{WORDS[token_at(text, seed, position)]} " for position in range(count))
 
 
+def call_pieces(calls: tuple[tuple[str, str], ...], request: wire.GenerateRequest) -> list[wire.ToolCall]:
+    """What it calls of the tools that are offered, a token a piece: the name, then three characters at a time."""
+    prompt, choice = request.prompt, request.tool_choice
+    offered = {tool.name for tool in prompt.tools} if isinstance(prompt, wire.ChatPrompt) else set()
+    names = {choice.name} if choice.name else offered
+    made = [call for call in calls if call[0] in names]
+    pieces = []
+    for index, (name, arguments) in enumerate(made if choice.parallel else made[:1]):
+        pieces.append(wire.ToolCall(index, id=f"call_{request.seed}_{index}", name=name))
+        cut = [arguments[at : at + 3] for at in range(0, len(arguments), 3)]
+        pieces += [wire.ToolCall(index, piece) for piece in cut]
+    return pieces
+
+
+def logprobs_of(ids: list[int], count: int | None) -> list[wire.Logprob]:
+    """Likely enough: the token itself, then the first words there are."""
+    if count is None:
+        return []
+    spelled = [f"{word} ".encode() for word in WORDS]
+    top = [wire.Alternative(place, -1.0 - place, spelled[place]) for place in range(count)]
+    return [wire.Logprob(token, -0.5, spelled[token], top) for token in ids]
+
+
 class Cut(Exception):
     """Raised to close a connection in the middle of an answer."""
 
@@ -304,6 +327,12 @@ class Worker:
             failure = Failure(ErrorCode(script.refuse), f"refused as told: {script.refuse}", "messages")
             await asgi.respond(send, 400, msgspec.json.encode(failure))
             return
+        words = len(prompt_text(request.prompt).split())
+        if 0 < script.context <= words:
+            most = script.context - 1
+            failure = Failure(ErrorCode.CONTEXT_EXCEEDED, "too long", tokens=words, most_tokens=most)
+            await asgi.respond(send, 400, msgspec.json.encode(failure))
+            return
         self.journal("request", id=request.request_id, resume=len(request.resume), seed=request.seed)
         self._count(active=1)
         try:
@@ -324,7 +353,9 @@ class Worker:
 
     async def _generate(self, request: wire.GenerateRequest, script: scripts.Script, send: asgi.Send) -> None:
         text = prompt_text(request.prompt)
-        length = min(script.tokens, request.max_tokens or script.tokens)
+        pieces = call_pieces(script.calls, request)
+        natural = script.tokens + len(pieces)
+        length = min(natural, request.max_tokens or natural)
         prompt_tokens = len(text.split())
         await asgi.start(send, 200, [(b"content-type", b"application/x-ndjson")])
 
@@ -338,7 +369,8 @@ class Worker:
 
         if script.queue_ms:
             await asyncio.sleep(script.queue_ms / 1000)
-        await tell(wire.Started(prompt_tokens, 0, 4096 - prompt_tokens))
+        echo = text if request.echo else ""
+        await tell(wire.Started(prompt_tokens, 0, 4096 - prompt_tokens, echo))
         for chunk in range(script.prefill_chunks):
             await tell(wire.Prefill(chunk + 1, script.prefill_chunks))
         if script.prefill_ms:
@@ -391,16 +423,21 @@ class Worker:
                 else:
                     due += step
                     await asyncio.sleep(max(0.0, due - loop.time()))
-            ids = tokens(first, last)
-            words = "".join(f"{WORDS[token]} " for token in ids)
-            if script.stamp:
-                words = f"{time.monotonic_ns()} "
-            kind = wire.Reasoning if first < script.reasoning else wire.Text
             self._count(steps=1, tokens=last - first)
-            await tell(kind(words, ids))
+            ids = tokens(first, min(last, script.tokens))
+            if ids:
+                words = "".join(f"{WORDS[token]} " for token in ids)
+                if script.stamp:
+                    words = f"{time.monotonic_ns()} "
+                kind = wire.Reasoning if first < script.reasoning else wire.Text
+                await tell(kind(words, ids, logprobs_of(ids, request.logprobs)))
+            for position in range(max(first, script.tokens), last):
+                piece = pieces[position - script.tokens]
+                await tell(msgspec.structs.replace(piece, ids=tokens(position, position + 1)))
             await asyncio.sleep(0)  # a fast model must not keep its own cancel waiting
         usage = wire.Usage(prompt_tokens, length, 0, min(script.reasoning, length))
-        reason: wire.FinishReason = "length" if length < script.tokens else "stop"
+        ended: wire.FinishReason = "tool_calls" if pieces else "stop"
+        reason: wire.FinishReason = "length" if length < natural else ended
         await tell(wire.Finish(reason, usage))
         await asgi.send_chunk(send, b"", more=False)
 

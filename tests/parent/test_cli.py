@@ -123,7 +123,7 @@ def test_the_help_shows_what_a_command_uses_in_units(capsys: pytest.CaptureFixtu
     place = {"--help", "--data-dir", "--config", "--model-dirs", "--hf-cache"}
     assert flags_and_text("ls")[0] == {*place, "--json"}
     assert flags_and_text("rm")[0] == {*place, "--yes"}
-    counted = {"--context", "--dtype", "--max-rows", "--prefill-chunk", "--prefix-cache-bytes"}
+    counted = {"--context", "--dtype", "--max-rows", "--batch", "--prefill-chunk", "--prefix-cache-bytes"}
     counted |= {"--kv-cache", "--kv-start"}
     assert flags_and_text("fit")[0] == place | counted
     served = flags_and_text("serve")[1]

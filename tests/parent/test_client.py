@@ -296,19 +296,23 @@ def test_closing_a_stream_early_closes_its_connection_and_no_other(tmp_path: Pat
     asyncio.run(main())
 
 
-def test_stats_and_render_are_typed_calls(tmp_path: Path) -> None:
+def test_stats_render_and_detokenize_are_typed_calls(tmp_path: Path) -> None:
     async def main() -> None:
         async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             while True:
                 asked = await request_of(reader)
-                stats = asked.startswith(b"GET /stats")
-                body = msgspec.json.encode(
-                    wire.WorkerStats(steps=5) if stats else wire.RenderResult("<s>x", [1, 2])
-                )
+                path = asked.split(b" ")[1].decode()
+                body = msgspec.json.encode(answers[path])
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
 
+        answers = {
+            "/stats": wire.WorkerStats(steps=5),
+            "/render": wire.RenderResult("<s>x", [1, 2]),
+            "/detokenize": wire.DetokenizeResult("é", [b"\xc3", b"\xa9"]),
+        }
         async with worker(tmp_path, script) as client:
             assert (await client.stats()).steps == 5
-            assert await client.render(wire.TextPrompt("x")) == wire.RenderResult("<s>x", [1, 2])
+            assert await client.render(wire.TextPrompt("x")) == answers["/render"]
+            assert await client.detokenize([1, 2]) == answers["/detokenize"]
 
     asyncio.run(main())

@@ -89,7 +89,7 @@ def test_every_setting_has_a_flag_and_a_variable_and_they_read_the_same_text(tmp
 
 
 def test_flags_are_unique_and_drop_the_unit() -> None:
-    flags = [known.flag for known in fields().values()]
+    flags = [flag for known in fields().values() for flag in known.flags]
     assert len(set(flags)) == len(flags)
     assert fields()["drain_s"].flag == "--drain"
 

@@ -89,7 +89,7 @@ class StoreIsTheModel(RuleBasedStateMachine):
         if total > self.world.most:
             assert got is False
             return
-        before = dict(self.model)
+        before = {each: dict(link) for each, link in self.model.items()}
         self.sweep()
         named = {link["previous"] for link in self.model.values()}
         if name in self.model or name in named or name == previous:
@@ -98,6 +98,29 @@ class StoreIsTheModel(RuleBasedStateMachine):
             return
         assert got is True
         self.uses += 1
+        self.model[name] = {
+            "previous": previous, "bytes": total, "used": self.uses, "size": size,
+            "expires": self.world.now + self.world.ttl_s,
+        }  # fmt: skip
+        self.touch(previous)
+        self.make_room()
+
+    @rule(name=NAMES, previous=st.none() | NAMES, size=st.integers(0, 900) | st.just(5000))
+    def replace(self, name: str, previous: str | None, size: int) -> None:
+        got = self.run(self.history.replace(name, previous, b"x" * size, "m"))
+        total = size + len(name) + ROW_BYTES
+        if total > self.world.most:
+            assert got is False
+            return
+        before = {each: dict(link) for each, link in self.model.items()}
+        self.sweep()
+        if name == previous or name in {link["previous"] for link in self.model.values()}:
+            assert got.code is ErrorCode.CONFLICT
+            self.model = before
+            return
+        assert got is True
+        self.model.pop(name, None)
+        self.uses = max((link["used"] for link in self.model.values()), default=0) + 1
         self.model[name] = {
             "previous": previous, "bytes": total, "used": self.uses, "size": size,
             "expires": self.world.now + self.world.ttl_s,

@@ -26,6 +26,7 @@ check_prefix = true
 kv_bytes = 1000
 dtype = "float16"
 provider = "mlx-lm"
+messages = "as_sent"
 python = "/opt/v/bin/python"
 [models."org/name".profiles.creative]
 temperature = 1
@@ -66,6 +67,7 @@ def test_every_key_of_a_model_and_a_profile_is_read_in_its_unit(tmp_path: Path) 
             kv_bytes=1000,
             dtype="float16",
             provider="mlx-lm",
+            messages="as_sent",
             python="/opt/v/bin/python",
             profiles={
                 "creative": Profile(

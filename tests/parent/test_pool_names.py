@@ -61,28 +61,28 @@ PROFILE = Profile(
 
 
 def test_a_profile_fills_in_what_a_request_left_open() -> None:
-    asked = DecodedRequest(prompt=wire.ChatPrompt([{"role": "user", "content": "hi"}]))
+    asked = DecodedRequest(prompts=[wire.ChatPrompt([{"role": "user", "content": "hi"}])])
     filled = apply(asked, PROFILE)
     assert filled.sampling == wire.Sampling(temperature=0.1, top_k=5, repetition_penalty=1.1)
     assert (filled.max_tokens, filled.max_context) == (9, 100)
-    assert isinstance(filled.prompt, wire.ChatPrompt)
-    assert filled.prompt.template_kwargs == {"enable_thinking": False, "x": 1}
+    assert isinstance(filled.prompts[0], wire.ChatPrompt)
+    assert filled.prompts[0].template_kwargs == {"enable_thinking": False, "x": 1}
     assert apply(asked, None) is asked
 
 
 def test_a_request_wins_over_its_profile() -> None:
     asked = DecodedRequest(
-        prompt=wire.ChatPrompt([], {"enable_thinking": True}),
+        prompts=[wire.ChatPrompt([], {"enable_thinking": True})],
         sampling=wire.Sampling(temperature=0.0, repetition_penalty=1.0),
         max_tokens=1,
     )
     filled = apply(asked, PROFILE)
     assert filled.sampling == wire.Sampling(temperature=0.0, top_k=5, repetition_penalty=1.0)
     assert filled.max_tokens == 1
-    assert isinstance(filled.prompt, wire.ChatPrompt)
-    assert filled.prompt.template_kwargs == {"enable_thinking": True, "x": 1}
-    text = apply(DecodedRequest(prompt=wire.TextPrompt("x")), PROFILE)
-    assert text.prompt == wire.TextPrompt("x")
+    assert isinstance(filled.prompts[0], wire.ChatPrompt)
+    assert filled.prompts[0].template_kwargs == {"enable_thinking": True, "x": 1}
+    text = apply(DecodedRequest(prompts=[wire.TextPrompt("x")]), PROFILE)
+    assert text.prompts[0] == wire.TextPrompt("x")
 
 
 def test_names_resolve_to_found() -> None:

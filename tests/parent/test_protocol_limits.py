@@ -15,7 +15,7 @@ from parent.library.library import Library
 from parent.library.machine import cpu
 from parent.live_config import LiveConfig
 from parent.protocols import limits, openai_chat, openai_completions
-from parent.protocols.base import DecodedRequest
+from parent.protocols.base import DecodedRequest, Manners
 from parent.routes.inference import DECODE_HERE, InferenceRoute
 from shared import asgi, wire
 from shared.errors import ErrorCode, Failure, Refused
@@ -59,13 +59,13 @@ def test_a_prompt_of_too_many_token_ids_is_refused_and_a_long_one_is_not() -> No
     def prompt(count: int) -> bytes:
         return b'{"prompt":[' + b"1," * (count - 1) + b"1]}"
 
-    assert openai_completions.decode(prompt(300_000)).prompt == wire.TokenPrompt([1] * 300_000)
+    assert openai_completions.decode(prompt(300_000)).prompts[0] == wire.TokenPrompt([1] * 300_000)
     assert "token ids" in refused(openai_completions.decode, prompt(limits.MAX_VALUES + 2)).message
 
 
 @pytest.mark.parametrize("text", ["{" * 150_000, ',"' * 600_000, '\\"{' * 150_000, "\\" * 7 + "[" * 150_000])
 def test_text_may_hold_any_characters_in_any_number(text: str) -> None:
-    prompt = openai_chat.decode(chat(messages=[{"role": "user", "content": text}])).prompt
+    prompt = openai_chat.decode(chat(messages=[{"role": "user", "content": text}])).prompts[0]
     assert isinstance(prompt, wire.ChatPrompt)
     assert prompt.messages[0]["content"] == text
 
@@ -99,11 +99,8 @@ def test_too_many_messages_are_refused() -> None:
     [
         ({"chat_template_kwargs": {"a": nested(70)}}, "chat_template_kwargs"),
         ({"messages": [USER | {"extra": nested(70)}]}, "messages[0]"),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments":
-            json.dumps({"a": nested(70)})}}]}]},
-            "messages[0]",
-        ),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "a": nested(70)}}]}]},
+         "messages[0]"),
         ({}, None),
     ],
 )  # fmt: skip
@@ -151,9 +148,9 @@ def test_a_fault_inside_an_object_is_named_by_its_field() -> None:
 def test_a_long_body_is_decoded_beside_the_event_loop(tmp_path: Path, length: int, beside: bool) -> None:
     threads: list[threading.Thread] = []
 
-    def decode(body: bytes) -> DecodedRequest:
+    def decode(body: bytes, manners: Manners) -> DecodedRequest:
         threads.append(threading.current_thread())
-        return openai_chat.decode(body)
+        return openai_chat.decode(body, manners)
 
     async def receive() -> asgi.Message:
         return {"type": "http.request", "body": b" " * length}

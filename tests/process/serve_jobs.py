@@ -23,6 +23,7 @@ from parent.instance import Instance
 from parent.jobs.queue import JobQueue
 from parent.jobs.retry import Backoff
 from parent.routes.front import Front, not_found
+from parent.routes.ollama_pull import OllamaPull
 from parent.workers.states import Limits
 from shared import asgi, logs
 
@@ -40,9 +41,11 @@ class Endpoint:
 async def serve(data_dir: Path, instance: Instance) -> None:
     db = Database(data_dir).open()
     backoff = Backoff(first_s=0.05, longest_s=0.2, tries=3)
-    queue = JobQueue(db, Bus().publish, backoff=backoff, limits=Limits(stop_grace_s=0.5))
+    bus = Bus()
+    queue = JobQueue(db, bus.publish, backoff=backoff, limits=Limits(stop_grace_s=0.5))
     settings = Settings(data_dir=data_dir, disk_floor_bytes=int(os.environ.get("FLOOR", "0")))
     pulls, jobs = Pulls(queue, lambda: settings), JobRoutes(queue)
+    ollama = OllamaPull(queue, bus, pulls.begin, lambda: settings)
     table: list[tuple[str, str, asgi.App]] = [
         ("POST", "/admin/pulls", pulls.create),
         ("GET", "/admin/pulls", pulls.all),
@@ -50,6 +53,7 @@ async def serve(data_dir: Path, instance: Instance) -> None:
         ("DELETE", "/admin/pulls/{id}", pulls.cancel),
         ("POST", "/admin/pulls/{id}/pause", pulls.pause),
         ("POST", "/admin/pulls/{id}/resume", pulls.resume),
+        ("POST", "/api/pull", ollama.pull),
         ("GET", "/api/jobs", jobs.all),
         ("GET", "/api/jobs/{id}", jobs.one),
     ]

@@ -162,7 +162,7 @@ def test_models_are_found_raw_encoded_and_by_alias_unknown_ones_are_404(tmp_path
         server.wait_state("ready")
         for name in (ID, ID.replace("/", "%2F"), "fake"):
             row = server.http.get(f"/v1/models/{name}").json()
-            assert (row["id"], row["context_length"], row["state"]) == (ID, 4096, "ready")
+            assert (row["id"], row["context_length"], row["state"]) == (ID, 4096, "resident")
             assert row["gen_defaults"]["temperature"] == 1.0
         unknown = server.http.get("/v1/models/nope/nope")
         assert unknown.status_code == 404

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from shared.control import LaunchModel
-from shared.wire import Event, Failed, Finish, GenerateRequest, Reasoning, Sampling, Text, TextPrompt
+from shared.wire import (
+    Event,
+    Failed,
+    Finish,
+    GenerateRequest,
+    Reasoning,
+    Sampling,
+    Text,
+    TextPrompt,
+    ToolCall,
+)
 from worker.context import open_context
 from worker.engine.engine import Engine, Output
 from worker.load import begin_load
@@ -66,7 +76,24 @@ def text(events: list[Event], kind: type = Text) -> str:
 
 
 def ids(events: list[Event]) -> list[int]:
-    return [i for event in events if isinstance(event, Text | Reasoning) for i in event.ids]
+    return [i for event in events if isinstance(event, Text | Reasoning | ToolCall) for i in event.ids]
+
+
+def calls(events: list[Event]) -> list[tuple[str, str]]:
+    """Names and arguments, after a look at how the pieces of calls follow each other."""
+    found: list[tuple[str, str]] = []
+    for event in events:
+        if isinstance(event, ToolCall):
+            if event.index == len(found):
+                assert event.name
+                assert event.id.startswith("call_")
+                found.append((event.name, ""))
+            else:
+                assert not event.name
+                assert not event.id
+            assert event.index == len(found) - 1
+            found[-1] = (found[-1][0], found[-1][1] + event.arguments)
+    return found
 
 
 def finish(events: list[Event]) -> Finish:

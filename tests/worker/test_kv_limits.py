@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -158,6 +159,9 @@ def test_a_prompt_that_cannot_fit_is_refused_with_the_numbers(full, launch, aske
                 await pipeline.prepare(request(prompt=TokenPrompt([9] * tokens), **asked))
             assert caught.value.failure.code is code
             assert caught.value.failure.param == "prompt"
+            failure = caught.value.failure
+            assert failure.tokens == tokens
+            assert failure.most_tokens == tokens - int(re.findall(r"at least (\d+)", failure.message)[0])
 
     run(body)
 

@@ -1,6 +1,7 @@
 """The engine thread: take messages, schedule, run, update, emit. The rules are in `design.md`."""
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -37,6 +38,7 @@ class Output:
     reused: int = 0  # with `admitted`: prompt tokens from the prefix cache
     prefilled: int | None = None  # prompt tokens in the KV cache now
     scores: "Scores | None" = None  # with `token`, where the row asks for log-probabilities
+    vector: bytes | None = None  # the end of a text that was only read: float32, as the machine has it
     finish: FinishReason | None = None
     failure: Failure | None = None  # the end, of this sequence alone
 
@@ -55,6 +57,7 @@ class Loaded:
     kv: KvBudget = field(default_factory=KvBudget)  # of all rows
     check_prefix: bool = False  # compare every prompt that is taken up with one that is run whole
     store: Any = None  # `worker.cache.store.Store`, where kept prompts outlive the worker
+    pooling: Any = None  # `worker.embed.pooling.Head`: how hidden states become a vector
     description: dict[str, Any] = field(default_factory=dict)  # facts for whoever asked for the load
 
 
@@ -97,6 +100,21 @@ class Engine:
 
         self._inbox.put(run)
         return future
+
+    def step(self, work: Callable[[], T]) -> "Future[T]":
+        """The same as a step of its own, counted and timed: for models that do not decode."""
+
+        def run() -> T:
+            self._step_began = time.monotonic()
+            try:
+                return work()
+            finally:
+                self._step_began = None
+                self._chunks += 1
+                self._count()
+                self._measure()
+
+        return self.call(run)
 
     def load(self, build: Callable[[], Loaded]) -> "Future[Loaded]":
         """Run `build` on the engine thread and serve what it gives."""
@@ -282,6 +300,8 @@ class Engine:
         """
         assert self._loaded is not None
         loaded = self._loaded
+        if sequence.pooler is not None:  # what it does not run it does not see
+            return self._begin(sequence, None, 0, 0)
         branch, lookup = loaded.prefix.take(sequence.prompt)
         if loaded.store is not None:
             regime = loaded.prefix.regime(len(sequence.prompt))
@@ -321,7 +341,7 @@ class Engine:
 
             chunk = self._loaded.prefill_chunk
             recheck(self._loaded.model, sequence.id, sequence.prompt, branch.caches, reused, chunk)
-        if not all(cache.goes_back for cache in branch.caches):
+        if sequence.pooler is None and not all(cache.goes_back for cache in branch.caches):
             sequence.marks = marks_of(len(sequence.prompt), reused, common)
         return [] if sequence.was_preempted else [Output(sequence.id, admitted=True, reused=reused)]
 
@@ -349,7 +369,18 @@ class Engine:
             if output.finish:
                 self._end(row)
             outputs.append(output)
+        for row, vector in pending.vectors:
+            if row.status is not Status.FINISHED:
+                outputs.append(self._read(row, vector))
         return outputs
+
+    def _read(self, row: Sequence, vector: Any) -> Output:
+        """A text that was only read is through."""
+        found = bytes(memoryview(vector))
+        if not math.isfinite(sum(memoryview(found).cast("f"))):
+            return self._fail(row, "the model's hidden states are not numbers; load it with dtype float32")
+        self._end(row)
+        return Output(row.id, vector=found)
 
     def _fail(self, row: Sequence, problem: str) -> Output:
         """End a row that cannot go on; its KV may be what is wrong with it, and is not kept."""
@@ -380,7 +411,7 @@ class Engine:
     def _keep(self, sequence: Sequence) -> None:
         """Keep the KV of a row that has left for the next request that begins alike."""
         assert self._loaded is not None
-        if sequence.caches is not None and sequence.num_cached:
+        if sequence.caches is not None and sequence.num_cached and sequence.pooler is None:
             ids, caches = sequence.cached_ids, sequence.caches
             self._loaded.prefix.put(ids, caches, sequence.checkpoints)
             if self._loaded.store is not None:

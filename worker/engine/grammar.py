@@ -9,8 +9,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
@@ -19,6 +19,9 @@ from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_pa
 
 from shared import wire
 from shared.errors import ErrorCode, Refused, refuse
+from worker.engine import answer_grammar
+from worker.engine.answer_grammar import BadTool, Calls, Thinking
+from worker.engine.budget import Budget
 from worker.text.tokenizer import TextTokenizer
 
 COMPILE_S = 5.0
@@ -27,53 +30,66 @@ MAX_BYTES = 1 << 18
 MAX_KEPT = 32
 """Compiled grammars that are kept for the next request with the same."""
 
+SPACE = r"(\r?\n)?[ \t]{0,32}"
+"""Between the pieces of JSON: a line break and an indentation. A model may not go on with white space for ever."""
+
 _LIMITS: Any = LLParserLimits(
     verbose_errors=False
 )  # of its work per grammar and per token: the defaults bound it
 
 
-class Thinking(NamedTuple):
-    """The marks around thoughts that come before the answer; `is_open`: the prompt has opened them already."""
-
-    open: str
-    close: str
-    is_open: bool
-
-
 class Constraint:
-    """One row's place in its grammar. Not safe for two threads at once."""
+    """One row's place in its grammar (None: it has none) and in its budget for thinking. For one thread at a time."""
 
-    def __init__(self, matcher: LLMatcher, size: int) -> None:
+    def __init__(self, matcher: LLMatcher | None, size: int, budget: Budget | None = None) -> None:
         self.matcher = matcher
         self.size = size  # of the vocabulary it knows
+        self.budget = budget
 
     def accept(self, token: int) -> None:
         """Move past a token that the mask let through."""
-        self.matcher.consume_token(token)
+        if self.matcher is not None:
+            self.matcher.consume_token(token)
+        if self.budget is not None:
+            self.budget.accept(token)
 
     @property
     def is_complete(self) -> bool:
         """Nothing but the end may follow."""
-        return self.matcher.is_stopped() and not self.matcher.is_error()
+        return self.matcher is not None and self.matcher.is_stopped() and not self.matcher.is_error()
 
     @property
     def failure(self) -> str:
         """Why it cannot go on, in one line; empty while it can."""
-        return _one_line(self.matcher.get_error()) if self.matcher.is_error() else ""
+        matcher = self.matcher
+        return _one_line(matcher.get_error()) if matcher is not None and matcher.is_error() else ""
 
 
 def masks(constraints: Seq[Constraint], size: int) -> np.ndarray:
     """What each may go on with, bool [R, size]. A constraint that has failed lets only an end through."""
     known = constraints[0].size
-    bits = np.zeros((len(constraints), -(-known // 32)), np.int32)
-    if len(constraints) == 1:
-        fill_next_token_bitmask(constraints[0].matcher, bits)
-    else:
-        fill_next_token_bitmask_par(_executor(), [(c.matcher, n) for n, c in enumerate(constraints)], bits)
+    bits = np.full((len(constraints), -(-known // 32)), -1, np.int32)
+    held = [(c.matcher, n) for n, c in enumerate(constraints) if c.matcher is not None]
+    if len(held) == 1:
+        [(matcher, place)] = held
+        fill_next_token_bitmask(matcher, bits, place)
+    elif held:
+        fill_next_token_bitmask_par(_executor(), held, bits)
     allowed = np.unpackbits(bits.view(np.uint8), axis=1, count=known, bitorder="little").view(np.bool_)
+    for row, constraint in zip(allowed, constraints, strict=True):
+        if constraint.budget is not None and constraint.budget.allowed is not None:
+            _narrow(row, constraint.budget.allowed)
     if known < size:
         return np.pad(allowed, ((0, 0), (0, size - known)))
     return allowed[:, :size]
+
+
+def _narrow(row: np.ndarray, ids: frozenset[int]) -> None:
+    """Let only `ids` through, as far as the grammar does; where it lets none of them, it is right."""
+    kept = [token for token in ids if token < len(row) and row[token]]
+    if kept:
+        row[:] = False
+        row[kept] = True
 
 
 class GrammarCompiler:
@@ -90,29 +106,60 @@ class GrammarCompiler:
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def compile(
-        self, grammar: wire.Grammar, thinking: Thinking | None = None, resume: Seq[int] = ()
+        self,
+        grammar: wire.Grammar | None,
+        thinking: Thinking | None = None,
+        resume: Seq[int] = (),
+        calls: Calls | None = None,
+        budget: Budget | None = None,
     ) -> Constraint:
         """A constraint past the ids of `resume`. Raises `Refused` (invalid_request). Slow: 1 ms to seconds."""
+        mine = None
+        if grammar is not None or calls is not None:
+            mine = self._matcher(grammar, thinking, calls).deep_copy()
+            if resume and not mine.consume_tokens(list(resume)):
+                message = f"the ids so far do not fit the grammar: {_one_line(mine.get_error())}"
+                raise refuse(ErrorCode.INVALID_REQUEST, message, param="resume")
+        if budget is not None:
+            for token in resume:
+                budget.accept(token)
+        return Constraint(mine, self._size, budget)
+
+    def _matcher(
+        self, grammar: wire.Grammar | None, thinking: Thinking | None, calls: Calls | None
+    ) -> LLMatcher:
         tokenizer = self._load()
-        source = self._source(grammar, thinking, tokenizer)
+        answer = None if grammar is None else _inner(grammar)
+        mark = partial(self._mark, tokenizer)
+        try:
+            source = answer_grammar.source(mark, answer, thinking, calls)
+        except BadTool as bad:
+            raise _refused_tool(bad.name, bad.reason) from bad
+        _check_length(source, MAX_BYTES * 2)
         with self._lock:
             matcher = self._kept.get(source)
-        if matcher is None:
-            matcher = LLMatcher(tokenizer, source, log_level=0, limits=_LIMITS)
-            if not matcher.is_error():
-                matcher.compute_bitmask()  # finds a language without sentences
-            if matcher.is_error():
-                problem = matcher.get_error()
-                raise _refused("no text fits it" if problem.startswith("NoExtension") else problem)
-            with self._lock:
-                self._kept[source] = matcher
-                while len(self._kept) > MAX_KEPT:
-                    self._kept.popitem(last=False)
-        mine = matcher.deep_copy()
-        if resume and not mine.consume_tokens(list(resume)):
-            message = f"the ids so far do not fit the grammar: {_one_line(mine.get_error())}"
-            raise refuse(ErrorCode.INVALID_REQUEST, message, param="resume")
-        return Constraint(mine, self._size)
+        if matcher is not None:
+            return matcher
+        matcher = _compiled(tokenizer, source)
+        if matcher.is_error():
+            if calls is not None:
+                self._blame(tokenizer, calls)
+            raise _refused(_problem_of(matcher))
+        with self._lock:
+            self._kept[source] = matcher
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return matcher
+
+    def _blame(self, tokenizer: LLTokenizer, calls: Calls) -> None:
+        """Refuse for the tool whose calls alone cannot be enforced, if it is one."""
+        for tool in calls.tools:
+            alone = calls._replace(tools=(tool,), is_required=True)
+            failed = _compiled(
+                tokenizer, answer_grammar.source(partial(self._mark, tokenizer), None, None, alone)
+            )
+            if failed.is_error():
+                raise _refused_tool(tool.name, _problem_of(failed))
 
     def _load(self) -> LLTokenizer:
         with self._lock:
@@ -129,38 +176,31 @@ class GrammarCompiler:
                     raise refuse(ErrorCode.INVALID_REQUEST, message, param="grammar") from error
             return self._tokenizer
 
-    def _source(self, grammar: wire.Grammar, thinking: Thinking | None, tokenizer: LLTokenizer) -> str:
-        """In llguidance's own form: the answer as a grammar of its own, before it what is thought."""
-        inner = {**_inner(grammar), "name": "answer"}
-        if thinking is None:
-            return json.dumps({"grammars": [inner]})
-        close = self._mark(thinking.close, tokenizer)
-        thought = (
-            f"thought: /(?s:.*)/ {close}"
-            if close
-            else f"thought[suffix={_quoted(thinking.close)}]: /(?s:.*)/"
-        )
-        before = (
-            "thought"
-            if thinking.is_open
-            else f"(/[ \\t\\r\\n]*/ {self._mark(thinking.open, tokenizer) or _quoted(thinking.open)} thought)?"
-        )
-        lark = f"start: {before} /[\\r\\n]*/ @answer\n{thought}"
-        return json.dumps({"grammars": [{"lark_grammar": lark}, inner]})
-
-    def _mark(self, mark: str, tokenizer: LLTokenizer) -> str:
+    def _mark(self, tokenizer: LLTokenizer, mark: str) -> str:
         """A mark that is one token outside of text, as Lark names it; "" = it is text."""
         token = self._text.core.token_to_id(mark)
         return f"<[{token}]>" if token is not None and tokenizer.is_special_token(token) else ""
 
 
+def _compiled(tokenizer: LLTokenizer, source: str) -> LLMatcher:
+    matcher = LLMatcher(tokenizer, source, log_level=0, limits=_LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # finds a language without sentences
+    return matcher
+
+
+def _problem_of(matcher: LLMatcher) -> str:
+    problem = matcher.get_error()
+    return "no text fits it" if problem.startswith("NoExtension") else problem
+
+
 def _inner(grammar: wire.Grammar) -> dict[str, Any]:
     match grammar:
         case wire.JsonObject():
-            return {"json_schema": {"type": "object"}}
+            return {"json_schema": _spaced({"type": "object"})}
         case wire.JsonSchema():
             _check_length(json.dumps(grammar.schema))
-            return {"json_schema": grammar.schema}
+            return {"json_schema": _spaced(grammar.schema)}
         case wire.Regex():
             source = LLMatcher.grammar_from_regex(_check_length(grammar.pattern))
             found: dict[str, Any] = json.loads(source)["grammars"][0]
@@ -178,10 +218,17 @@ def _inner(grammar: wire.Grammar) -> dict[str, Any]:
             return {"lark_grammar": "start: " + " | ".join(map(_quoted, grammar.options))}
 
 
-def _check_length(text: str) -> str:
+def _spaced(schema: dict[str, Any] | bool) -> dict[str, Any] | bool:
+    """The schema with a bound on white space; one that says itself how JSON is written stays as it is."""
+    if schema is False:
+        return False
+    return {"x-guidance": {"whitespace_pattern": SPACE}} | ({} if schema is True else schema)
+
+
+def _check_length(text: str, most: int = MAX_BYTES) -> str:
     size = len(text.encode())
-    if size > MAX_BYTES:
-        raise _refused(f"its text has {size} bytes, and {MAX_BYTES} are allowed; make it shorter")
+    if size > most:
+        raise _refused(f"its text has {size} bytes, and {most} are allowed; make it shorter")
     return text
 
 
@@ -192,6 +239,11 @@ def _quoted(text: str) -> str:
 def _refused(problem: str) -> Refused:
     message = f"the grammar cannot be enforced: {_one_line(problem)}"
     return refuse(ErrorCode.INVALID_REQUEST, message, param="grammar")
+
+
+def _refused_tool(name: str, problem: str) -> Refused:
+    message = f"the calls of tool {name!r} cannot be enforced: {_one_line(problem)}"
+    return refuse(ErrorCode.INVALID_REQUEST, message, param="tools")
 
 
 def _one_line(text: str) -> str:

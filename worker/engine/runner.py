@@ -41,6 +41,7 @@ class Pending:
     logits: mx.array | None = None  # until they are drawn from
     drawn: Draw | None = None
     chunk: list[mx.array] = field(default_factory=list)
+    vectors: list[tuple[Sequence, mx.array]] = field(default_factory=list)  # of texts that are through
     begun_at: float = field(default_factory=time.monotonic)
 
     def read(self) -> list[int]:
@@ -83,7 +84,7 @@ def build(model: Any, step: Step) -> Pending:
     pending.rows += step.decode
     for row, count in step.prefill:
         end = row.num_cached
-        if row.num_to_prefill == 0:
+        if row.num_to_prefill == 0 and row.pooler is None:
             places.append(len(parts))
             pending.rows.append(row)
         ids.append(mx.array(list(row.prompt[end - count : end]), dtype=mx.int32))
@@ -92,7 +93,13 @@ def build(model: Any, step: Step) -> Pending:
     hidden = model(batch)
     if places:
         pending.logits = model.head(batch.last(hidden, places))
-    for row, _ in step.prefill:
+    for part, (row, _) in zip(batch.rows[len(step.decode) :], step.prefill, strict=True):
+        if row.pooler is not None:
+            row.pooler.take(hidden[part.begin : part.end])
+            if row.num_to_prefill == 0:
+                pending.vectors.append((row, row.pooler.result()))
+            else:
+                pending.chunk += row.pooler.arrays()
         if row.num_to_prefill > 0:
             pending.chunk += [array for cache in row.caches or [] for array in cache.arrays()]
     if all(row.constraint is None for row in pending.rows):
@@ -103,7 +110,8 @@ def build(model: Any, step: Step) -> Pending:
 def start(pending: Pending) -> None:
     """Start the evaluation of what was built; `finish` follows where a row has a grammar."""
     drawn = [] if pending.drawn is None else pending.drawn.arrays()
-    _async_eval(*pending.chunk, *drawn, *([] if pending.logits is None else [pending.logits]))
+    vectors = (vector for _, vector in pending.vectors)
+    _async_eval(*pending.chunk, *drawn, *vectors, *([] if pending.logits is None else [pending.logits]))
 
 
 def finish(pending: Pending) -> None:

@@ -78,6 +78,7 @@ class Sequence:
     token: tuple[Any, int] | None = (
         None  # the newest sampled token: a device array int32 [R], and its place there
     )
+    pooler: Any = None  # of a text that is only read: collects its hidden states, see `worker.embed.pooling`
     history: "array[int] | None" = None  # prompt and `generated`, kept where a penalty looks at them
 
     @property
@@ -139,4 +140,5 @@ class Sequence:
             num_resumed=self.num_generated,
             constraint=self.constraint,
             was_preempted=True,
+            pooler=None if self.pooler is None else self.pooler.fresh(),
         )

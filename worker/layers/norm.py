@@ -38,3 +38,15 @@ class RMSNorm:
         if self._by_root is None or x.dtype != mx.float32:
             return mx.fast.rms_norm(x, self.weight, self.eps)
         return x * mx.rsqrt(mx.sum(mx.square(x), axis=-1, keepdims=True) + self._floor) * self._by_root
+
+
+class LayerNorm:
+    """(x - mean) / deviation * weight + bias; both [D]. Ba et al. 2016."""
+
+    __slots__ = ("bias", "eps", "weight")
+
+    def __init__(self, weight: mx.array, bias: mx.array, eps: float) -> None:
+        self.weight, self.bias, self.eps = weight, bias, eps
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.fast.layer_norm(x, self.weight, self.bias, self.eps)

@@ -13,6 +13,7 @@ from shared.kv_layout import LayerKv, kept_as
 from worker.cache.kv import LayerCache
 from worker.layers.batch import Batch
 from worker.models import (
+    bert,
     deepseek,
     gemma3,
     gemma4,
@@ -76,6 +77,11 @@ FAMILIES: Mapping[str, Build] = {
 }
 """`model_type` of config.json to the function that builds its graph."""
 
+ENCODERS: Mapping[str, Callable[[Checkpoint, Weights], bert.Encoder]] = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta"), bert.build),
+}
+"""The same of encoders."""
+
 _DTYPES: Mapping[str, mx.Dtype] = {
     "float32": mx.float32,
     "float16": mx.float16,
@@ -129,6 +135,32 @@ def load_model(
         ) from None
     num_bytes = weights.materialise(on_progress)
     return LoadedModel(model, checkpoint, chosen, checkpoint.quantization, num_bytes)
+
+
+@dataclass(frozen=True)
+class LoadedEncoder:
+    """An encoder with its weights in memory; the fields as in `LoadedModel`."""
+
+    model: bert.Encoder
+    checkpoint: Checkpoint
+    dtype: mx.Dtype
+    weights_bytes: int
+
+
+def load_encoder(
+    checkpoint: Checkpoint,
+    *,
+    dtype: str = "auto",
+    provider: str = "auto",
+    on_progress: Progress | None = None,
+) -> LoadedEncoder:
+    """Load the encoder that was inspected. Raises and reports as `load_model` does."""
+    choose_provider(checkpoint, provider, (*FAMILIES, *ENCODERS))
+    chosen = choose_dtype(checkpoint, dtype)
+    weights = Weights(checkpoint, chosen)
+    model = ENCODERS[checkpoint.model_type](checkpoint, weights)
+    weights.finish()
+    return LoadedEncoder(model, checkpoint, chosen, weights.materialise(on_progress))
 
 
 def _through_mlx_lm(

@@ -132,6 +132,7 @@ def prenorm(
     mlp: MakeMlp | None = None,
 ) -> Decoder:
     """Llama's layers under llama's names, around whatever attention and MLP `mixer` and `mlp` make."""
+    is_bare = weights.name_bare()
     drop_leftovers(weights, tied=config.tie_word_embeddings)
     hidden = config.hidden_size
     mlp = mlp or (lambda index, prefix: gated_mlp(weights, config, prefix, config.intermediate_size))
@@ -148,7 +149,7 @@ def prenorm(
             mlp(index, f"{prefix}.mlp"),
         )
 
-    tied = config.tie_word_embeddings
+    tied = config.tie_word_embeddings or (is_bare and "lm_head.weight" not in weights)
     return Decoder(
         embed=weights.embedding("model.embed_tokens", config.vocab_size, hidden),
         layers=[layer(index) for index in range(config.num_hidden_layers)],

@@ -106,18 +106,31 @@ class DetokenizerFactory:
         decoder = json.loads(tokenizer.core.to_str()).get("decoder") or {}
         kind, self._strip = _kind(decoder)
         self._to_bytes = {"byte_level": _byte_level, "sentencepiece": _sentencepiece}.get(kind)
-        self._known: dict[int, bytes] = dict.fromkeys(tokenizer.special_ids, b"")
+        self._pieces = _Pieces(dict.fromkeys(tokenizer.special_ids, b""), self._bytes_of)
+        self._with_marks: dict[frozenset[str], _Pieces] = {}
         self._added = {
             token_id: token.content.encode()
             for token_id, token in tokenizer.core.get_added_tokens_decoder().items()
             if kind == "sentencepiece"
         }
 
-    def new(self) -> Detokenizer:
+    def new(self, marks: frozenset[str] = frozenset()) -> Detokenizer:
+        """A stream. `marks`: special tokens that are text in it; the others are left out."""
+        core = self._tokenizer.core
+        ids = {core.token_to_id(mark): mark for mark in marks}
+        seen = {i: mark for i, mark in ids.items() if i in self._tokenizer.special_ids}
         if self._to_bytes is None:
-            core = self._tokenizer.core
-            return WindowDetokenizer(lambda ids: core.decode(list(ids), skip_special_tokens=True))
-        return ByteDetokenizer(self._piece, self._strip)
+            if not seen:
+                return WindowDetokenizer(lambda ids: core.decode(list(ids), skip_special_tokens=True))
+            hidden = self._tokenizer.special_ids - set(seen)
+            return WindowDetokenizer(
+                lambda ids: core.decode([i for i in ids if i not in hidden], skip_special_tokens=False)
+            )
+        pieces = self._with_marks.get(marks) if seen else self._pieces
+        if pieces is None:
+            special = {i: seen.get(i, "").encode() for i in self._tokenizer.special_ids}
+            pieces = self._with_marks[marks] = _Pieces(special, self._bytes_of)
+        return ByteDetokenizer(pieces.__getitem__, self._strip)
 
     def spelled(self, token_id: int) -> bytes:
         """What a token stands for by itself, special ones too."""
@@ -129,18 +142,25 @@ class DetokenizerFactory:
             return token.encode()
         if self._to_bytes is None:
             return core.decode([token_id], skip_special_tokens=False).encode()
-        return self._piece(token_id)
+        return self._pieces[token_id]
 
-    def _piece(self, token_id: int) -> bytes:
-        piece = self._known.get(token_id)
-        if piece is None:
-            assert self._to_bytes is not None
-            token = self._tokenizer.core.id_to_token(token_id)
-            if token is None:  # padding of the vocabulary: the model may sample it, it has no text
-                piece = b""
-            else:
-                piece = self._added.get(token_id) or self._to_bytes(token)
-            self._known[token_id] = piece
+    def _bytes_of(self, token_id: int) -> bytes:
+        assert self._to_bytes is not None
+        token = self._tokenizer.core.id_to_token(token_id)
+        if token is None:  # padding of the vocabulary: the model may sample it, it has no text
+            return b""
+        return self._added.get(token_id) or self._to_bytes(token)
+
+
+class _Pieces(dict[int, bytes]):
+    """The bytes of each token, found when they are first asked for."""
+
+    def __init__(self, special: dict[int, bytes], find: Callable[[int], bytes]) -> None:
+        super().__init__(special)
+        self._find = find
+
+    def __missing__(self, token_id: int) -> bytes:
+        piece = self[token_id] = self._find(token_id)
         return piece
 
 

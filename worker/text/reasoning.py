@@ -1,110 +1,98 @@
-"""Splits thinking from answer in a stream of decoded text.
+"""How models mark their thinking, and where an answer begins with respect to it.
 
-Where the stream begins is read from the rendered prompt: if the template left a think block open there,
-the model is thinking already; if it closed one, it is not, and a tag in the text is only text. Otherwise
-the model may open a block itself, as the first thing it writes.
+That is read from the rendered prompt: if the template left a think block open there, the model is thinking already;
+if it closed one, it is not, and a mark in the text is only text. Otherwise the model may open a block itself, as the
+first thing it writes.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from worker.text.holdback import overlap
-
-Kind = Literal["text", "reasoning"]
-Piece = tuple[Kind, str]
+TAIL = 4096
+"""Characters at the end of a prompt that are looked at."""
 
 
 class ReasoningFormat(NamedTuple):
-    """The marks around thinking text."""
+    """The marks around thinking text. `anywhere`: they cannot be text, so that a block may begin at any place.
+
+    `has_name`: the first line after `open` names what follows and is no thinking.
+    """
 
     open: str
     close: str
+    anywhere: bool = False
+    has_name: bool = False
+    is_harmony: bool = False  # thinking, text and calls are messages of channels
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Texts that a tokenizer may have as tokens outside of text."""
+        return HARMONY_MARKS if self.is_harmony else (self.open, self.close)
 
 
-FORMATS = (ReasoningFormat("<think>", "</think>"),)
+HARMONY_MARKS = (
+    "<|start|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|message|>",
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+)
+HARMONY = ReasoningFormat("<|channel|>analysis<|message|>", "<|end|>", is_harmony=True)
+FORMATS = (
+    HARMONY,
+    ReasoningFormat("<|channel>", "<channel|>", anywhere=True, has_name=True),
+    ReasoningFormat("[THINK]", "[/THINK]", anywhere=True),
+    ReasoningFormat("<think>", "</think>"),
+)
+
+
+class Start(NamedTuple):
+    """Where an answer begins: in a thought (True), in text (False), or where the model may open one (None).
+
+    `is_fresh`: right after a mark, to which line breaks belong.
+    """
+
+    thinking: bool | None
+    is_fresh: bool = True
+    header: str | None = ""  # harmony: the header of the message that goes on; None: a message begins
 
 
 def detect_format(template: str) -> ReasoningFormat | None:
     """The reasoning format that a chat template speaks of, or None."""
-    return next((f for f in FORMATS if f.open in template or f.close in template), None)
+    if "<|channel|>" in template and "<|message|>" in template:
+        return HARMONY
+    return next((f for f in FORMATS[1:] if f.open in template or f.close in template), None)
 
 
-def starts_open(rendered: str, form: ReasoningFormat) -> bool | None:
-    """True: the prompt ends inside a think block; False: after one that it closed itself; None: neither.
+def start_of(rendered: str, form: ReasoningFormat, final: dict[str, Any] | None = None) -> Start:
+    """Where the answer to a rendered prompt begins. `final`: the message of the assistant that it goes on with.
 
     Only the end of the prompt counts: a block in an earlier turn says nothing about this one.
     """
-    tail = rendered.rstrip()
+    if form.is_harmony:
+        return _start_of_message(rendered[-TAIL:] if final is None else rendered)
+    if final is not None:
+        said = final.get("content")
+        if isinstance(said, str) and said.strip():
+            return Start(said.rfind(form.open) > said.rfind(form.close), is_fresh=False)
+        if final.get("reasoning_content"):
+            return Start(rendered.rfind(form.open) > rendered.rfind(form.close), is_fresh=False)
+    tail = rendered[-TAIL:].rstrip()
+    if form.has_name and tail.rpartition(form.open)[1] and form.close not in tail.rpartition(form.open)[2]:
+        name = tail.rpartition(form.open)[2]
+        if name.isalpha():
+            return Start(True)
     if tail.endswith(form.open):
-        return True
-    return False if tail.endswith(form.close) else None
+        return Start(True)
+    return Start(False) if tail.endswith(form.close) else Start(None)
 
 
-class ReasoningSplitter:
-    """One stream. `feed` gives the pieces that are certain; a possible beginning of a mark is held back.
-
-    The line breaks that templates put right after a mark belong to the mark, not to the text.
-    """
-
-    def __init__(self, form: ReasoningFormat, begins: bool | None) -> None:
-        self._form = form
-        self._state: Literal["maybe", "reasoning", "text"] = (
-            "maybe" if begins is None else "reasoning" if begins else "text"
-        )
-        self._held = ""
-        self._after_mark = begins is not None
-
-    @property
-    def in_reasoning(self) -> bool:
-        return self._state == "reasoning"
-
-    def feed(self, text: str) -> list[Piece]:
-        self._held += text
-        pieces: list[Piece] = []
-        while self._held and self._advance(pieces):
-            pass
-        return pieces
-
-    def flush(self) -> list[Piece]:
-        """The end of the text: what was held back is delivered as what it now is."""
-        held, self._held = self._held, ""
-        kind: Kind = "reasoning" if self._state == "reasoning" else "text"
-        return [(kind, held)] if held else []
-
-    def _advance(self, pieces: list[Piece]) -> bool:
-        """One decision on the held text; False when more text is needed."""
-        if self._state == "maybe":
-            return self._decide()
-        if self._after_mark:
-            self._held = self._held.lstrip("\r\n")
-            if not self._held:
-                return False
-            self._after_mark = False
-        if self._state == "text":
-            pieces.append(("text", self._held))
-            self._held = ""
-            return False
-        close = self._form.close
-        at = self._held.find(close)
-        if at >= 0:
-            if at:
-                pieces.append(("reasoning", self._held[:at]))
-            self._held = self._held[at + len(close) :]
-            self._state, self._after_mark = "text", True
-            return True
-        keep = overlap(self._held, close)
-        if len(self._held) > keep:
-            pieces.append(("reasoning", self._held[: len(self._held) - keep]))
-            self._held = self._held[len(self._held) - keep :]
-        return False
-
-    def _decide(self) -> bool:
-        """At the start of the stream: does the model open a think block?"""
-        bare = self._held.lstrip()
-        if bare.startswith(self._form.open):
-            self._held = bare[len(self._form.open) :]
-            self._state, self._after_mark = "reasoning", True
-            return True
-        if self._form.open.startswith(bare):  # white space only, or a beginning of the mark
-            return False
-        self._state = "text"
-        return True
+def _start_of_message(rendered: str) -> Start:
+    """Harmony: within a message whose header the prompt has, or at the beginning of one."""
+    _, mark, header = rendered.rpartition("<|start|>")
+    header, body, _ = header.partition("<|message|>")
+    if not mark or not body or "<|end|>" in rendered.rpartition("<|message|>")[2]:
+        return Start(None, header=None)
+    header = header.removeprefix("assistant")
+    return Start("analysis" in header, is_fresh=False, header=header)

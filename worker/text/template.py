@@ -46,24 +46,35 @@ class TemplateRaised(Exception):
     """The template itself called `raise_exception`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ChatTemplate:
-    """The templates of one model by name, and the special tokens they may use."""
+    """The templates of one model by name, and the special tokens they may use.
+
+    `as_sent`: messages that it refuses are not repaired.
+    """
 
     sources: dict[str, str]
     special: dict[str, str]
     compiled: dict[str, jinja2.Template]
     broken: dict[str, str]  # name -> why it does not parse
+    as_sent: bool = False
 
     def source(self, tools: bool = False) -> str:
         """Text of the template that would be used; "" when the model has none."""
         return self.sources.get(self._name(tools), "")
 
     def render(
-        self, messages: Messages, kwargs: dict[str, Any] | None = None, *, tools: list[Any] | None = None
+        self,
+        messages: Messages,
+        kwargs: dict[str, Any] | None = None,
+        *,
+        tools: list[Any] | None = None,
+        add_generation_prompt: bool = True,
+        places: list[int] | None = None,
     ) -> str:
         """The prompt up to where the assistant speaks; `kwargs` are the request's own variables.
 
+        `places`: which message of the request each one is, for a failure to name it; -1 = none of them.
         Raises `Refused` (template_failed, unsupported, invalid_request).
         """
         taken = sorted(RESERVED & set(kwargs or {}))
@@ -81,19 +92,22 @@ class ChatTemplate:
             )
         name = self._name(bool(tools))
         if name in self.broken:
-            raise _failure(name, f"it does not parse: {self.broken[name]}", None, messages)
+            raise _failure(name, f"it does not parse: {self.broken[name]}")
         values = {
             **self.special,
             "messages": messages,
             "tools": tools,
             "documents": None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": add_generation_prompt,
             **(kwargs or {}),
         }
         try:
             return self.compiled[name].render(values)
         except Exception as error:  # a template can raise anything; each is the template's refusal
-            raise _failure(name, _reason(error), _message_at_fault(error, messages), messages) from error
+            at = _message_at_fault(error, messages)
+            place = at if at is None or places is None else places[at]
+            role = "" if at is None else messages[at].get("role")
+            raise _failure(name, _reason(error), place, role) from error
 
     def _name(self, tools: bool) -> str:
         if tools and "tool_use" in self.sources:
@@ -101,7 +115,9 @@ class ChatTemplate:
         return "default" if "default" in self.sources else next(iter(self.sources), "default")
 
 
-def load_template(path: Path, tokenizer_config: dict[str, Any], special: dict[str, str]) -> ChatTemplate:
+def load_template(
+    path: Path, tokenizer_config: dict[str, Any], special: dict[str, str], *, as_sent: bool = False
+) -> ChatTemplate:
     """Templates of a model directory. Files win over `tokenizer_config.json`, as in transformers.
 
     A template that does not parse is kept with its reason: the model can still complete plain text.
@@ -126,7 +142,7 @@ def load_template(path: Path, tokenizer_config: dict[str, Any], special: dict[st
             compiled[name] = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             broken[name] = f"line {error.lineno}: {error.message}"
-    return ChatTemplate(sources, special, compiled, broken)
+    return ChatTemplate(sources, special, compiled, broken, as_sent)
 
 
 def _from_config(value: Any) -> dict[str, str]:
@@ -193,11 +209,10 @@ def _message_at_fault(error: Exception, messages: Messages) -> int | None:
     return found
 
 
-def _failure(name: str, reason: str, index: int | None, messages: Messages) -> Refused:
-    where = ""
-    if index is not None:
-        where = f" at messages[{index}] (role {messages[index].get('role')!r})"
-    param = "messages" if index is None else f"messages[{index}]"
+def _failure(name: str, reason: str, place: int | None = None, role: Any = "") -> Refused:
+    where, param = "", "messages"
+    if place is not None and place >= 0:  # else it is no message of the request
+        where, param = f" at messages[{place}] (role {role!r})", f"messages[{place}]"
     return refuse(
         ErrorCode.TEMPLATE_FAILED,
         f"the chat template {name!r} refused the request{where}: {reason}",

@@ -134,3 +134,24 @@ def test_a_tokenizer_that_cannot_be_read_refuses_grammars_in_one_line(tokenizer,
     ) as caught:
         GrammarCompiler(tokenizer, frozenset({2}), SIZE).compile(wire.Regex("a"))
     assert caught.value.failure.param == "grammar"
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (wire.JsonSchema({"type": "object"}), '{"a"%s: 1}'),
+        (wire.JsonObject(), '{%s"a": 1}'),
+        (wire.JsonSchema(True), "[1,%s2]"),
+    ],
+    ids=["schema", "object", "any JSON"],
+)
+def test_white_space_of_json_is_a_line_break_and_an_indentation(compiler, tokenizer, form, text):
+    for space, is_allowed in (
+        ("", True),
+        (" ", True),
+        ("\n    ", True),
+        ("\r\n\t", True),
+        ("\n\n", False),
+        (" " * 33, False),
+    ):
+        assert follow(compiler.compile(form), tokenizer, text % space) is is_allowed, repr(space)

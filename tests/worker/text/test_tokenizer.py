@@ -3,10 +3,13 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
 from shared.errors import ErrorCode, Refused
 from tests.oracles.checkpoints import write_tokenizer
+from worker.text.detokenizer import DetokenizerFactory
 from worker.text.tokenizer import load_tokenizer
 
 
@@ -72,3 +75,44 @@ def test_a_broken_tokenizer_is_refused_by_its_file(folder, file, content, words)
         load_tokenizer(folder)
     assert caught.value.failure.code is ErrorCode.BAD_CHECKPOINT
     assert "\n" not in caught.value.failure.message
+
+
+SAMPLES = [
+    "",
+    "\x00",
+    "a\x00b",
+    "👩‍👩‍👧‍👦🇨🇭",
+    "שלום עולם",
+    "مرحبا",
+    "東京 は",
+    "e\u0301é",
+    "\u202e\ufeff\uffff",
+    " \t\n  x  ",
+]
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+def test_tokenize_and_detokenize_keep_every_text(tokenizer, text):
+    assert spelled(tokenizer, text) == text
+
+
+@given(st.text(max_size=60))
+def test_tokenize_and_detokenize_keep_any_unicode(tokenizer, text):
+    assert spelled(tokenizer, text) == text
+
+
+@given(st.lists(st.integers(0, 400), max_size=20))
+def test_detokenize_pieces_of_any_ids_are_the_bytes_of_their_text(tokenizer, ids):
+    pieces = b"".join(map(DetokenizerFactory(tokenizer).spelled, ids))
+    assert pieces.decode(errors="replace") == tokenizer.core.decode(ids, skip_special_tokens=False)
+
+
+def spelled(tokenizer, text):
+    return tokenizer.core.decode(tokenizer.encode_text(text), skip_special_tokens=False)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return load_tokenizer(folder)

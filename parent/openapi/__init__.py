@@ -1,0 +1,1 @@
+"""The OpenAPI document: `table` has every route, `document` makes the document of it."""
