@@ -140,9 +140,9 @@ def test_every_error_code_is_documented_with_its_status() -> None:
 
 def request_fields() -> set[str]:
     """Fields of the bodies that are more than a neutral value."""
-    from parent.protocols.openai_chat import ChatBody
-    from parent.protocols.openai_completions import TextBody
-    from parent.protocols.openai_fields import NEUTRAL
+    from parent.protocols.openai.chat import ChatBody
+    from parent.protocols.openai.completions import TextBody
+    from parent.protocols.openai.fields import NEUTRAL
 
     bodies: tuple[Any, ...] = (ChatBody, TextBody)
     return {field.name for body in bodies for field in msgspec.structs.fields(body)} - set(NEUTRAL)
@@ -157,7 +157,7 @@ def test_every_request_field_is_documented() -> None:
 
 
 def test_every_field_without_effect_or_refused_is_documented() -> None:
-    from parent.protocols.openai_fields import IGNORED, NEUTRAL
+    from parent.protocols.openai.fields import IGNORED, NEUTRAL
 
     page = read("docs/http.md")
     ignored, _, refused = page.partition("Known and without effect:")[2].partition("Refused by name")

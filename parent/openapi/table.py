@@ -7,27 +7,23 @@ from typing import Any, Literal, NamedTuple
 
 from parent.admin.pulls import Asked as PullAsked
 from parent.admin.restart import RestartBody, RestartStatus
-from parent.protocols import (
-    anthropic,
-    anthropic_answer,
-    anthropic_errors,
-    model_rows,
-    ollama_answer,
-    ollama_embed,
-    ollama_errors,
-    ollama_models,
-    ollama_request,
-    openai_chat,
-    openai_chat_answer,
-    openai_completions,
-    openai_embeddings,
-    openai_fields,
-    rerank,
-    responses,
-    responses_object,
-    responses_stored,
-    text,
-)
+from parent.protocols import model_rows, rerank, text
+from parent.protocols.anthropic import answer as anthropic_answer
+from parent.protocols.anthropic import errors as anthropic_errors
+from parent.protocols.anthropic import request as anthropic
+from parent.protocols.ollama import answer as ollama_answer
+from parent.protocols.ollama import embed as ollama_embed
+from parent.protocols.ollama import errors as ollama_errors
+from parent.protocols.ollama import models as ollama_models
+from parent.protocols.ollama import request as ollama_request
+from parent.protocols.openai import chat as openai_chat
+from parent.protocols.openai import chat_answer as openai_chat_answer
+from parent.protocols.openai import completions as openai_completions
+from parent.protocols.openai import embeddings as openai_embeddings
+from parent.protocols.openai import fields as openai_fields
+from parent.protocols.responses import decode as responses
+from parent.protocols.responses import object as responses_object
+from parent.protocols.responses import stored as responses_stored
 from parent.routes.models import LoadBody, UnloadBody
 from parent.routes.responses import Deleted, InputTokens
 

@@ -7,7 +7,7 @@ Only shapes are checked, and the field at fault is named. The form that chat tem
 from typing import Any
 
 from parent.protocols.limits import MAX_DEPTH, MAX_MESSAGES, is_too_deep, shown
-from parent.protocols.openai_fields import invalid, unsupported
+from parent.protocols.openai.fields import invalid, unsupported
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAY_BE_EMPTY = ("assistant", "tool")

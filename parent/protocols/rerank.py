@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from parent.protocols import openai_fields
 from parent.protocols.base import PLAIN, Manners
-from parent.protocols.openai_fields import kept_for
+from parent.protocols.openai import fields as openai_fields
+from parent.protocols.openai.fields import kept_for
 from parent.protocols.refusing import invalid
 from shared import wire
 

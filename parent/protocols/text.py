@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 
-from parent.protocols import openai_chat, openai_fields
 from parent.protocols.base import PLAIN, DecodedRequest, Manners
 from parent.protocols.limits import shown
+from parent.protocols.openai import chat as openai_chat
+from parent.protocols.openai import fields as openai_fields
 from parent.protocols.refusing import invalid, unsupported
 from shared import wire
 

@@ -10,7 +10,8 @@ from parent.pool.lease import Lease
 from parent.pool.models import Choice
 from parent.pool.pool import Pool
 from parent.pool.refusal import not_for
-from parent.protocols import openai_embeddings, rerank
+from parent.protocols import rerank
+from parent.protocols.openai import embeddings as openai_embeddings
 from parent.routes.inference import client_of, read
 from parent.routes.text import Question, ask
 from parent.workers.client import WorkerClient

@@ -11,8 +11,10 @@ import msgspec
 from starlette.exceptions import HTTPException
 
 from parent.access import Policy, Refusal
-from parent.protocols import anthropic_errors, ollama_errors, openai_fields
+from parent.protocols.anthropic import errors as anthropic_errors
 from parent.protocols.base import retry_headers
+from parent.protocols.ollama import errors as ollama_errors
+from parent.protocols.openai import fields as openai_fields
 from shared import asgi, logs
 from shared.errors import ErrorCode, Failure, Refused
 

@@ -16,7 +16,7 @@ from parent.pool.pool import Pool
 from parent.pool.refusal import refusal
 from parent.protocols import model_rows
 from parent.protocols.model_rows import ModelInfo, ModelList, ModelRow, ModelState, Moved
-from parent.protocols.openai_fields import kept_for
+from parent.protocols.openai.fields import kept_for
 from parent.workers.states import State
 from parent.workers.supervisor import Supervisor
 from shared import asgi, wire

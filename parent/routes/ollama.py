@@ -20,11 +20,15 @@ from parent.pool.desk import Phase
 from parent.pool.host import Host
 from parent.pool.lease import Lease
 from parent.pool.refusal import not_for
-from parent.protocols import ollama, ollama_embed, ollama_fields, ollama_models, openai_embeddings
 from parent.protocols.base import PLAIN, DecodedRequest, Manners, Protocol
-from parent.protocols.ollama_answer import Clock, Line, Moment, chat_line, generate_line, moved
-from parent.protocols.ollama_errors import error
-from parent.protocols.ollama_models import Details, Listed, Running, Show, ShowBody
+from parent.protocols.ollama import embed as ollama_embed
+from parent.protocols.ollama import fields as ollama_fields
+from parent.protocols.ollama import formats as ollama
+from parent.protocols.ollama import models as ollama_models
+from parent.protocols.ollama.answer import Clock, Line, Moment, chat_line, generate_line, moved
+from parent.protocols.ollama.errors import error
+from parent.protocols.ollama.models import Details, Listed, Running, Show, ShowBody
+from parent.protocols.openai import embeddings as openai_embeddings
 from parent.routes.inference import InferenceRoute, client_of, declared_length, read
 from parent.routes.text import ask
 from parent.workers.client import WorkerClient

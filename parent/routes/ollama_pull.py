@@ -9,10 +9,12 @@ from parent.config import Settings
 from parent.jobs.queue import JobQueue
 from parent.jobs.states import TERMINAL, State
 from parent.jobs.store import Job
-from parent.protocols import ollama, ollama_fields, ollama_models
 from parent.protocols.base import PLAIN
-from parent.protocols.ollama_errors import ErrorBody
-from parent.protocols.ollama_models import Progress, PullBody
+from parent.protocols.ollama import fields as ollama_fields
+from parent.protocols.ollama import formats as ollama
+from parent.protocols.ollama import models as ollama_models
+from parent.protocols.ollama.errors import ErrorBody
+from parent.protocols.ollama.models import Progress, PullBody
 from shared import asgi
 from shared.errors import ErrorCode, Failure, Refused
 

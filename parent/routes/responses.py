@@ -12,11 +12,13 @@ from parent.inference.history import History
 from parent.inference.profiles import apply
 from parent.inference.record import Record
 from parent.pool.lease import Lease
-from parent.protocols import responses, responses_items, sse
-from parent.protocols import responses_stored as stored
+from parent.protocols import sse
 from parent.protocols.refusing import invalid, unsupported
-from parent.protocols.responses_items import Item
-from parent.protocols.responses_request import ResponsesRequest
+from parent.protocols.responses import decode as responses
+from parent.protocols.responses import items as responses_items
+from parent.protocols.responses import stored
+from parent.protocols.responses.items import Item
+from parent.protocols.responses.request import ResponsesRequest
 from parent.routes.inference import admit, client_of, read
 from parent.routes.responses_making import Maker
 from parent.routes.text import ask

@@ -16,13 +16,14 @@ from parent.inference.forward import Forwarder
 from parent.inference.history import History
 from parent.inference.record import Record
 from parent.inference.reply import Emit, send_stream
-from parent.protocols import responses, responses_items
-from parent.protocols import responses_stored as stored
 from parent.protocols.base import Answer
 from parent.protocols.refusing import unsupported
-from parent.protocols.responses_object import Response, error_of, whole
-from parent.protocols.responses_request import asked_of
-from parent.protocols.responses_stream import ResponseStream
+from parent.protocols.responses import decode as responses
+from parent.protocols.responses import items as responses_items
+from parent.protocols.responses import stored
+from parent.protocols.responses.object import Response, error_of, whole
+from parent.protocols.responses.request import asked_of
+from parent.protocols.responses.stream import ResponseStream
 from parent.routes.inference import Admitted, forwarded
 from shared import asgi, wire
 from shared.errors import ErrorCode, Failure, Refused

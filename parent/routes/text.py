@@ -11,7 +11,8 @@ from parent.inference.profiles import apply
 from parent.pool.lease import Lease
 from parent.pool.models import Choice
 from parent.pool.pool import Pool
-from parent.protocols import anthropic, text
+from parent.protocols import text
+from parent.protocols.anthropic import request as anthropic
 from parent.routes.inference import client_of, read
 from parent.workers.client import WorkerClient, WorkerLost
 from shared import asgi, wire

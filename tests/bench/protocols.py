@@ -12,8 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from parent.protocols import anthropic, openai_chat, openai_completions, responses
+from parent.protocols.anthropic import request as anthropic
 from parent.protocols.base import PLAIN, Meta, Protocol
+from parent.protocols.openai import chat as openai_chat
+from parent.protocols.openai import completions as openai_completions
+from parent.protocols.responses import decode as responses
 from shared import wire
 from worker.text.template import load_template
 from worker.text.tokenizer import load_tokenizer

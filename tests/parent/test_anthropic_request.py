@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parent.protocols import anthropic
-from parent.protocols.anthropic import KnownFields
+from parent.protocols.anthropic import request as anthropic
+from parent.protocols.anthropic.request import KnownFields
 from parent.protocols.base import DecodedRequest, Manners
 from shared import wire
 from shared.errors import ErrorCode, Failure, Refused

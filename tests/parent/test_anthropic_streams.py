@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jiter import from_json
 
-from parent.protocols import anthropic, anthropic_errors, partial_json
+from parent.protocols import partial_json
+from parent.protocols.anthropic import errors as anthropic_errors
+from parent.protocols.anthropic import request as anthropic
 from parent.protocols.base import STATUS, Answer, DecodedRequest, Meta, retry_headers
 from shared import wire
 from shared.errors import RETRYABLE, ErrorCode, Failure

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from parent.library.catalog import ModelEntry, default_entry, read_entry
 from parent.library.machine import cpu
 from parent.pool.estimate import bill_of
-from parent.protocols import openai_embeddings, rerank
+from parent.protocols import rerank
 from parent.protocols.base import Manners
+from parent.protocols.openai import embeddings as openai_embeddings
 from shared import wire
 from shared.control import LaunchModel
 from shared.encoders import ENCODERS

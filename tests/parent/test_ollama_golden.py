@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from parent.protocols import ollama
 from parent.protocols.base import Protocol
-from parent.protocols.ollama_answer import Moment
+from parent.protocols.ollama import formats as ollama
+from parent.protocols.ollama.answer import Moment
 from tests.parent.test_golden import FOLDER, render
 
 NOW = Moment("2026-01-02T03:04:05.678901Z", 9_000_000_000)

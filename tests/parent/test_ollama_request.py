@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parent.protocols import ollama, ollama_models
 from parent.protocols.base import Answer, DecodedRequest, Manners, Meta
-from parent.protocols.ollama_answer import Moment
-from parent.protocols.ollama_fields import Options
-from parent.protocols.ollama_request import ChatBody, GenerateBody, decode_chat, decode_generate
+from parent.protocols.ollama import formats as ollama
+from parent.protocols.ollama import models as ollama_models
+from parent.protocols.ollama.answer import Moment
+from parent.protocols.ollama.fields import Options
+from parent.protocols.ollama.request import ChatBody, GenerateBody, decode_chat, decode_generate
 from shared import wire
 from shared.errors import ErrorCode, Failure, Refused
 from tests.parent.test_anthropic_streams import answers

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parent.protocols import openai_chat, openai_completions
 from parent.protocols.base import DecodedRequest, Manners
-from parent.protocols.openai_fields import IGNORED, MAX_CHOICES
+from parent.protocols.openai import chat as openai_chat
+from parent.protocols.openai import completions as openai_completions
+from parent.protocols.openai.fields import IGNORED, MAX_CHOICES
 from shared import wire
 from shared.errors import ErrorCode, Failure, Refused
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parent.protocols import openai_chat, openai_completions
 from parent.protocols.base import Answer, DecodedRequest, Manners, Meta, Protocol
+from parent.protocols.openai import chat as openai_chat
+from parent.protocols.openai import completions as openai_completions
 from parent.protocols.runs import runs
 from shared import wire
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from parent.protocols import openai_chat
 from parent.protocols.base import DecodedRequest
+from parent.protocols.openai import chat as openai_chat
 from shared import wire
 from shared.errors import ErrorCode, Failure, Refused
 

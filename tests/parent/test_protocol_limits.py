@@ -14,8 +14,10 @@ from parent.app import Application
 from parent.library.library import Library
 from parent.library.machine import cpu
 from parent.live_config import LiveConfig
-from parent.protocols import limits, openai_chat, openai_completions
+from parent.protocols import limits
 from parent.protocols.base import DecodedRequest, Manners
+from parent.protocols.openai import chat as openai_chat
+from parent.protocols.openai import completions as openai_completions
 from parent.routes.inference import DECODE_HERE, InferenceRoute
 from shared import asgi, wire
 from shared.errors import ErrorCode, Failure, Refused

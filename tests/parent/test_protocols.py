@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parent.protocols import PROTOCOLS, openai_chat, openai_completions
+from parent.protocols import PROTOCOLS
 from parent.protocols.base import DecodedRequest, Meta, retry_headers
-from parent.protocols.openai_fields import IGNORED
+from parent.protocols.openai import chat as openai_chat
+from parent.protocols.openai import completions as openai_completions
+from parent.protocols.openai.fields import IGNORED
 from shared import wire
 from shared.errors import RETRYABLE, ErrorCode, Failure, Refused
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parent.protocols import responses
 from parent.protocols.base import PLAIN, Manners, Meta
-from parent.protocols.responses_object import begun
-from parent.protocols.responses_request import ResponsesRequest
+from parent.protocols.responses import decode as responses
+from parent.protocols.responses.object import begun
+from parent.protocols.responses.request import ResponsesRequest
 from shared import wire
 from shared.errors import ErrorCode, Failure, Refused
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from parent.protocols import responses
+from parent.protocols.responses import decode as responses
 from tests.parent.test_golden import FOLDER, render
 
 CASES = sorted((FOLDER / "responses").iterdir())

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parent.protocols import responses, responses_items, responses_stored
-from parent.protocols.responses_custom import CustomInput
-from parent.protocols.responses_messages import messages, shortened
-from parent.protocols.responses_request import ResponsesRequest
+from parent.protocols.responses import decode as responses
+from parent.protocols.responses import items as responses_items
+from parent.protocols.responses import stored as responses_stored
+from parent.protocols.responses.custom import CustomInput
+from parent.protocols.responses.messages import messages, shortened
+from parent.protocols.responses.request import ResponsesRequest
 from shared import wire
 from shared.errors import ErrorCode, Failure, Refused
 

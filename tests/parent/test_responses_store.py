@@ -12,10 +12,11 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule,
 
 from parent.db import Database
 from parent.inference.history import History
-from parent.protocols import responses, responses_stored
 from parent.protocols.base import Answer, Meta
-from parent.protocols.responses_object import Response, whole
-from parent.protocols.responses_stream import ResponseStream
+from parent.protocols.responses import decode as responses
+from parent.protocols.responses import stored as responses_stored
+from parent.protocols.responses.object import Response, whole
+from parent.protocols.responses.stream import ResponseStream
 from shared import wire
 from shared.errors import ErrorCode, Failure, Refused
 from tests.parent.test_history import TTL_S, World

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from parent.protocols import responses
 from parent.protocols.base import Answer, Meta
-from parent.protocols.responses_stream import ResponseStream
+from parent.protocols.responses import decode as responses
+from parent.protocols.responses.stream import ResponseStream
 from shared import wire
 from shared.errors import ErrorCode, Failure
 from tests.parent.test_openai_streams import answers

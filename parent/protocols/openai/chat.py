@@ -6,13 +6,16 @@ from typing import Any
 
 import msgspec
 
-from parent.protocols import messages, openai_fields, openai_structured, openai_tools, sampling
+from parent.protocols import messages, sampling
 from parent.protocols.base import PLAIN, DecodedRequest, Manners, Protocol
 from parent.protocols.limits import MAX_DEPTH, is_too_deep, shown
-from parent.protocols.openai_chat_answer import answer
-from parent.protocols.openai_chat_stream import ChatStream
-from parent.protocols.openai_fields import CommonBody
-from parent.protocols.openai_tools import ChoiceField, FunctionField, NamedFunction, Offer, ToolField
+from parent.protocols.openai import fields as openai_fields
+from parent.protocols.openai import structured as openai_structured
+from parent.protocols.openai import tools as openai_tools
+from parent.protocols.openai.chat_answer import answer
+from parent.protocols.openai.chat_stream import ChatStream
+from parent.protocols.openai.fields import CommonBody
+from parent.protocols.openai.tools import ChoiceField, FunctionField, NamedFunction, Offer, ToolField
 from parent.protocols.refusing import invalid, unsupported
 from parent.protocols.sampling import MAX_INT
 from shared import wire

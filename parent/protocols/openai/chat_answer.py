@@ -5,7 +5,7 @@ import msgspec
 from parent.protocols import logprobs
 from parent.protocols.base import Answer, Meta
 from parent.protocols.logprobs import TokenLogprob
-from parent.protocols.openai_usage import OpenAiUsage, usage_of
+from parent.protocols.openai.usage import OpenAiUsage, usage_of
 from shared import wire
 
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from parent.protocols import logprobs, partial_json
-from parent.protocols.anthropic_answer import is_object
+from parent.protocols.anthropic.answer import is_object
 from parent.protocols.base import Answer, Meta
 from parent.protocols.logprobs import TokenLogprob
-from parent.protocols.ollama_errors import ErrorBody
+from parent.protocols.ollama.errors import ErrorBody
 from parent.protocols.runs import runs
 from shared import wire
 from shared.errors import Failure

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from parent.protocols import openai_fields, sse
+from parent.protocols import sse
 from parent.protocols.base import Meta
-from parent.protocols.openai_chat_answer import ChoiceLogprobs, Function, finish_reason, told
-from parent.protocols.openai_usage import OpenAiUsage, Tally
+from parent.protocols.openai import fields as openai_fields
+from parent.protocols.openai.chat_answer import ChoiceLogprobs, Function, finish_reason, told
+from parent.protocols.openai.usage import OpenAiUsage, Tally
 from parent.protocols.runs import runs
 from shared import wire
 from shared.errors import Failure

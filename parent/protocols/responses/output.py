@@ -5,8 +5,8 @@ from typing import Any, Literal
 import msgspec
 
 from parent.protocols.logprobs import TokenLogprob, entries
-from parent.protocols.responses_custom import CustomInput
-from parent.protocols.responses_request import Shown
+from parent.protocols.responses.custom import CustomInput
+from parent.protocols.responses.request import Shown
 from shared import wire
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

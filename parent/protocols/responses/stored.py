@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 
 from parent.protocols.refusing import invalid
-from parent.protocols.responses_items import Item
-from parent.protocols.responses_object import Response
+from parent.protocols.responses.items import Item
+from parent.protocols.responses.object import Response
 from shared.errors import ErrorCode, refuse
 
 UNFINISHED = ("queued", "in_progress")

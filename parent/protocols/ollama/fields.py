@@ -4,9 +4,11 @@ from typing import Any
 
 import msgspec
 
-from parent.protocols import openai_fields, openai_structured, sampling
+from parent.protocols import sampling
 from parent.protocols.base import Manners
 from parent.protocols.limits import shown
+from parent.protocols.openai import fields as openai_fields
+from parent.protocols.openai import structured as openai_structured
 from parent.protocols.refusing import invalid, unsupported
 from parent.protocols.sampling import MAX_INT, SamplingFields
 from shared import wire

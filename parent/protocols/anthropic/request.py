@@ -7,14 +7,16 @@ from typing import Any
 
 import msgspec
 
-from parent.protocols import openai_fields, openai_structured, sampling, text
-from parent.protocols.anthropic_answer import answer
-from parent.protocols.anthropic_blocks import Block, Turn, conversation
-from parent.protocols.anthropic_errors import error
-from parent.protocols.anthropic_stream import PING, MessageStream
-from parent.protocols.anthropic_tools import ChoiceField, ToolField, offer
+from parent.protocols import sampling, text
+from parent.protocols.anthropic.answer import answer
+from parent.protocols.anthropic.blocks import Block, Turn, conversation
+from parent.protocols.anthropic.errors import error
+from parent.protocols.anthropic.stream import PING, MessageStream
+from parent.protocols.anthropic.tools import ChoiceField, ToolField, offer
 from parent.protocols.base import PLAIN, DecodedRequest, Manners, Protocol
 from parent.protocols.limits import shown
+from parent.protocols.openai import fields as openai_fields
+from parent.protocols.openai import structured as openai_structured
 from parent.protocols.refusing import invalid, unsupported
 from parent.protocols.sampling import MAX_INT, SamplingFields
 from shared import wire

@@ -6,8 +6,8 @@ import msgspec
 from msgspec.structs import replace
 
 from parent.protocols.base import Answer, Meta
-from parent.protocols.responses_output import Growing, Item, Status, items_of, kind_of_call
-from parent.protocols.responses_request import Shown, asked_of
+from parent.protocols.responses.output import Growing, Item, Status, items_of, kind_of_call
+from parent.protocols.responses.request import Shown, asked_of
 from shared import wire
 from shared.errors import ErrorCode, Failure
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import msgspec
 
-from parent.protocols import openai_embeddings, openai_fields
 from parent.protocols.base import PLAIN, Manners
-from parent.protocols.openai_embeddings import Asked
+from parent.protocols.openai import embeddings as openai_embeddings
+from parent.protocols.openai import fields as openai_fields
+from parent.protocols.openai.embeddings import Asked
 from shared import wire
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 
-from parent.protocols import messages, ollama_fields, openai_tools
+from parent.protocols import messages
 from parent.protocols.base import PLAIN, DecodedRequest, Manners
-from parent.protocols.ollama_fields import CommonBody
-from parent.protocols.openai_tools import ToolField
+from parent.protocols.ollama import fields as ollama_fields
+from parent.protocols.ollama.fields import CommonBody
+from parent.protocols.openai import tools as openai_tools
+from parent.protocols.openai.tools import ToolField
 from parent.protocols.refusing import invalid, unsupported
 from shared import wire
 

@@ -6,9 +6,9 @@ Their lines say the time, so that each request has a protocol of its own, with i
 from functools import partial
 
 from parent.protocols.base import Protocol
-from parent.protocols.ollama_answer import Clock, Line, LineStream, answer, chat_line, generate_line
-from parent.protocols.ollama_errors import error
-from parent.protocols.ollama_request import decode_chat, decode_generate
+from parent.protocols.ollama.answer import Clock, Line, LineStream, answer, chat_line, generate_line
+from parent.protocols.ollama.errors import error
+from parent.protocols.ollama.request import decode_chat, decode_generate
 
 MEDIA_TYPE = b"application/x-ndjson"
 VERSION = "0.40.0"

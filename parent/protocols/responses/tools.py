@@ -10,7 +10,7 @@ import msgspec
 from parent.protocols import tools as offered
 from parent.protocols.limits import MAX_DEPTH, is_too_deep, shown
 from parent.protocols.refusing import invalid, unsupported
-from parent.protocols.responses_custom import PARAMETERS
+from parent.protocols.responses.custom import PARAMETERS
 from shared import wire
 
 Field = dict[str, Any]

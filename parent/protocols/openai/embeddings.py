@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from parent.protocols import openai_fields
 from parent.protocols.base import PLAIN, Manners
 from parent.protocols.limits import shown
-from parent.protocols.openai_fields import kept_for
+from parent.protocols.openai import fields as openai_fields
+from parent.protocols.openai.fields import kept_for
 from parent.protocols.refusing import invalid
 from shared import wire
 

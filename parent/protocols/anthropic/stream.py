@@ -7,7 +7,7 @@ text or call is a block with its own index; `message_delta` has the reason and t
 import msgspec
 
 from parent.protocols import sse
-from parent.protocols.anthropic_answer import (
+from parent.protocols.anthropic.answer import (
     Block,
     Message,
     MessageUsage,
@@ -18,7 +18,7 @@ from parent.protocols.anthropic_answer import (
     stop_reason,
     usage,
 )
-from parent.protocols.anthropic_errors import error_frame
+from parent.protocols.anthropic.errors import error_frame
 from parent.protocols.base import Meta
 from parent.protocols.runs import runs
 from shared import wire

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from parent.protocols.anthropic_tools import NOT_RUN
+from parent.protocols.anthropic.tools import NOT_RUN
 from parent.protocols.limits import MAX_MESSAGES, shown
 from parent.protocols.refusing import invalid, unsupported
 

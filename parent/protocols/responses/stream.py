@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from parent.protocols import openai_fields, sse
+from parent.protocols import sse
 from parent.protocols.base import Meta
 from parent.protocols.logprobs import entries
-from parent.protocols.responses_object import Response, begun, ended, error_of
-from parent.protocols.responses_output import (
+from parent.protocols.openai import fields as openai_fields
+from parent.protocols.responses.object import Response, begun, ended, error_of
+from parent.protocols.responses.output import (
     Growing,
     Kind,
     OutputText,
@@ -26,7 +27,7 @@ from parent.protocols.responses_output import (
     items_of,
     kind_of_call,
 )
-from parent.protocols.responses_request import asked_of
+from parent.protocols.responses.request import asked_of
 from parent.protocols.runs import runs
 from shared import wire
 from shared.errors import Failure

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from parent.protocols.responses_items import Item
+from parent.protocols.responses.items import Item
 
 Message = dict[str, Any]
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import msgspec
 
-from parent.protocols import openai_fields, openai_structured, sampling, sse
+from parent.protocols import sampling, sse
 from parent.protocols.base import PLAIN, Answer, DecodedRequest, Manners, Meta, Protocol
 from parent.protocols.logprobs import TextLogprobs, TextLogprobsWriter
-from parent.protocols.openai_fields import CommonBody
-from parent.protocols.openai_usage import OpenAiUsage, Tally, usage_of
+from parent.protocols.openai import fields as openai_fields
+from parent.protocols.openai import structured as openai_structured
+from parent.protocols.openai.fields import CommonBody
+from parent.protocols.openai.usage import OpenAiUsage, Tally, usage_of
 from parent.protocols.refusing import invalid, unsupported
 from shared import wire
 from shared.errors import Failure

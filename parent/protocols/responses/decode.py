@@ -10,20 +10,22 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from parent.protocols import openai_fields, openai_structured, sampling
-from parent.protocols import responses_items as items
-from parent.protocols import responses_messages as turns
+from parent.protocols import sampling
 from parent.protocols.base import PLAIN, Answer, Manners, Meta, Protocol
 from parent.protocols.limits import MAX_DEPTH, MAX_MESSAGES, is_too_deep, shown
-from parent.protocols.openai_chat import EFFORTS
-from parent.protocols.openai_fields import CommonBody
-from parent.protocols.openai_structured import Schema
+from parent.protocols.openai import fields as openai_fields
+from parent.protocols.openai import structured as openai_structured
+from parent.protocols.openai.chat import EFFORTS
+from parent.protocols.openai.fields import CommonBody
+from parent.protocols.openai.structured import Schema
 from parent.protocols.refusing import invalid, unsupported
-from parent.protocols.responses_items import Item
-from parent.protocols.responses_object import whole
-from parent.protocols.responses_request import ResponsesRequest, Shown
-from parent.protocols.responses_stream import ResponseStream
-from parent.protocols.responses_tools import Offer, offer
+from parent.protocols.responses import items
+from parent.protocols.responses import messages as turns
+from parent.protocols.responses.items import Item
+from parent.protocols.responses.object import whole
+from parent.protocols.responses.request import ResponsesRequest, Shown
+from parent.protocols.responses.stream import ResponseStream
+from parent.protocols.responses.tools import Offer, offer
 from shared import wire
 from shared.errors import Failure
 

@@ -14,7 +14,7 @@ import msgspec
 from parent.protocols import base, limits
 from parent.protocols.base import Manners
 from parent.protocols.limits import shown
-from parent.protocols.openai_structured import StructuredFields
+from parent.protocols.openai.structured import StructuredFields
 from parent.protocols.refusing import invalid as invalid
 from parent.protocols.refusing import unsupported as unsupported
 from parent.protocols.sampling import MAX_INT
