@@ -349,3 +349,12 @@ def tried(body: dict[str, Any], manners: Manners) -> ResponsesRequest | Failure:
         return responses.decode(json.dumps(body).encode(), manners)
     except Refused as refused:
         return refused.failure
+
+
+def test_a_fault_of_the_prompt_is_one_of_input() -> None:
+    for param in ("messages", "messages[3]"):
+        failure = Failure(ErrorCode.CONTEXT_EXCEEDED, "too long", param=param)
+        status, body = responses.PROTOCOL.error(failure, "")
+        assert (status, json.loads(body)["error"]["param"]) == (400, "input")
+    other = Failure(ErrorCode.INVALID_REQUEST, "no", param="tools")
+    assert json.loads(responses.PROTOCOL.error(other, "")[1])["error"]["param"] == "tools"

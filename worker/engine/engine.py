@@ -353,7 +353,7 @@ class Engine:
             if row.status is Status.FINISHED:
                 continue
             if problem := _problem(row, token):
-                outputs.append(self._fail(row, problem))
+                outputs.append(self._fail(row, *problem))
                 continue
             row.generated.append(token)
             self._tokens += 1
@@ -378,17 +378,21 @@ class Engine:
         """A text that was only read is through."""
         found = bytes(memoryview(vector))
         if not math.isfinite(sum(memoryview(found).cast("f"))):
-            return self._fail(row, "the model's hidden states are not numbers; load it with dtype float32")
+            return self._fail(
+                row,
+                ErrorCode.ENGINE_FAULT,
+                "the model's hidden states are not numbers; load it with dtype float32",
+            )
         self._end(row)
         return Output(row.id, vector=found)
 
-    def _fail(self, row: Sequence, problem: str) -> Output:
+    def _fail(self, row: Sequence, code: ErrorCode, problem: str) -> Output:
         """End a row that cannot go on; its KV may be what is wrong with it, and is not kept."""
         row.caches = None
         self._end(row)
         message = f"request {row.id}: {problem}"
         log.error("engine.row_failed: %s", message)
-        return Output(row.id, failure=Failure(ErrorCode.ENGINE_FAULT, message))
+        return Output(row.id, failure=Failure(code, message))
 
     def _add(self, sequence: Sequence) -> None:
         assert self._scheduler is not None
@@ -440,13 +444,17 @@ class Engine:
         self._memory = (mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory())
 
 
-def _problem(row: Sequence, token: int) -> str:
-    """Why a row ends here without an answer; empty: it does not."""
+def _problem(row: Sequence, token: int) -> tuple[ErrorCode, str] | None:
+    """Why a row ends here without an answer. A grammar that is too much is its client's to change."""
     if row.constraint is not None and row.constraint.failure:
-        return f"its grammar cannot be matched any further: {row.constraint.failure}"
+        return (
+            ErrorCode.INVALID_REQUEST,
+            f"its grammar cannot be matched any further, make it smaller: {row.constraint.failure}",
+        )
     if token < 0:
         return (
+            ErrorCode.ENGINE_FAULT,
             f"the model's logits for answer token {row.num_generated + 1} are not numbers (NaN or infinite); "
-            "ask again, or load the model with dtype float32"
+            "ask again, or load the model with dtype float32",
         )
-    return ""
+    return None

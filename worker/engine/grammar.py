@@ -34,7 +34,7 @@ SPACE = r"(\r?\n)?[ \t]{0,32}"
 """Between the pieces of JSON: a line break and an indentation. A model may not go on with white space for ever."""
 
 _LIMITS: Any = LLParserLimits(
-    verbose_errors=False
+    verbose_errors=False, max_items_in_row=10_000
 )  # of its work per grammar and per token: the defaults bound it
 
 
@@ -215,7 +215,8 @@ def _inner(grammar: wire.Grammar) -> dict[str, Any]:
             if not grammar.options:
                 raise _refused("a choice needs one option or more")
             _check_length("".join(grammar.options))
-            return {"lark_grammar": "start: " + " | ".join(map(_quoted, grammar.options))}
+            pattern = "|".join(map(_literal, grammar.options))
+            return dict(json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"][0])
 
 
 def _spaced(schema: dict[str, Any] | bool) -> dict[str, Any] | bool:
@@ -232,8 +233,9 @@ def _check_length(text: str, most: int = MAX_BYTES) -> str:
     return text
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def _literal(text: str) -> str:
+    """The regular expression of this text alone."""
+    return "".join(c if c.isalnum() and c.isascii() else rf"\x{{{ord(c):x}}}" for c in text)
 
 
 def _refused(problem: str) -> Refused:

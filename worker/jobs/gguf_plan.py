@@ -66,15 +66,21 @@ def plan_tensors(
 ) -> list[Planned]:
     """Everything to write, in the file's order; `losses` fills as it is written. Raises `GgufError`."""
     heads, kv_heads, dim = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    last = f"blk.{config['num_hidden_layers'] - 1}."
+    if not any(name.startswith(last) for name in gguf.tensors):
+        raise GgufError(
+            f"it says that it has {config['num_hidden_layers']} layers, and has no tensor {last}*"
+        )
     plan: list[Planned] = []
     for tensor in gguf.tensors.values():
         name = family.hf_name(tensor.name, config["num_hidden_layers"])
         if not name:
             continue
         count = tensor.shape[0]
-        order = row_order(tensor.name, count, heads, kv_heads) if family.turned else None
-        if order is not None and count != (heads if ".attn_q." in tensor.name else kv_heads) * dim:
+        turns = {".attn_q.": heads, ".attn_k.": kv_heads} if family.turned else {}
+        if any(part in tensor.name and count != number * dim for part, number in turns.items()):
             raise GgufError(f"tensor {tensor.name} has {count} rows, which are not heads of {dim} values")
+        order = row_order(tensor.name, count, heads, kv_heads) if turns else None
         shift = family.shift(tensor.name)
         plan += _planned(name, tensor, gguf_blocks.row_view(data, tensor), order, shift, target, losses)
     plan += _missing_biases(family, config, {tensor.name for tensor in plan}, target)

@@ -24,7 +24,7 @@ from parent.protocols.responses import messages as turns
 from parent.protocols.responses.items import Item
 from parent.protocols.responses.object import whole
 from parent.protocols.responses.request import ResponsesRequest, Shown
-from parent.protocols.responses.stream import ResponseStream
+from parent.protocols.responses.stream import ResponseStream, error
 from parent.protocols.responses.tools import Offer, offer
 from shared import wire
 from shared.errors import Failure
@@ -292,4 +292,4 @@ def answer(meta: Meta, answers: list[Answer]) -> bytes:
     return msgspec.json.encode(whole(meta, answers[0]))
 
 
-PROTOCOL = Protocol("responses", "/v1/responses", decode, ResponseStream, answer, openai_fields.error)
+PROTOCOL = Protocol("responses", "/v1/responses", decode, ResponseStream, answer, error)

@@ -109,7 +109,7 @@ class ResponseStream:
     def fail(self, failure: Failure) -> bytes:
         """As the response where there is one, else as an error."""
         if not self._is_created:
-            told = openai_fields.error_frame(failure).error
+            told = openai_fields.error_frame(of_input(failure)).error
             return self._frame("error", code=told.code, message=told.message, param=told.param)
         return self._whole(self.stopped("failed", failure))
 
@@ -268,3 +268,16 @@ class ResponseStream:
         number = self._sequence
         self._sequence += 1
         return sse.named(name, {"type": name, "sequence_number": number, **fields})
+
+
+def of_input(failure: Failure) -> Failure:
+    """The failure with the name that its field has here: what a model reads as messages came as `input`."""
+    param = failure.param or ""
+    if param != "messages" and not param.startswith("messages["):
+        return failure
+    return replace(failure, param="input")
+
+
+def error(failure: Failure, request_id: str = "") -> tuple[int, bytes]:
+    """Status and body of a failure before any header has left."""
+    return openai_fields.error(of_input(failure), request_id)

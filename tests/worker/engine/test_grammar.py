@@ -155,3 +155,11 @@ def test_white_space_of_json_is_a_line_break_and_an_indentation(compiler, tokeni
         (" " * 33, False),
     ):
         assert follow(compiler.compile(form), tokenizer, text % space) is is_allowed, repr(space)
+
+
+def test_thousands_of_choices_and_optional_properties_are_matched_to_the_end(compiler, tokenizer):
+    options = [f'number {i}, "é"\n[a-z]' for i in range(5000)]
+    assert follow(compiler.compile(wire.Choice(options)), tokenizer, options[4711])
+    assert not follow(compiler.compile(wire.Choice(options)), tokenizer, "number 5000,")
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(700)}}
+    assert follow(compiler.compile(wire.JsonSchema(schema)), tokenizer, '{"p1": "x", "p699": "y"}')

@@ -234,6 +234,16 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any], dict[str, Raw]], None], Error
         ErrorCode.BAD_CHECKPOINT,
         "token_embd.weight",
     ),
+    "more heads than anybody has": (
+        set_meta(llama__attention__head_count=2**31 - 1),
+        ErrorCode.BAD_CHECKPOINT,
+        "which are not heads of",
+    ),
+    "layers that are not there": (
+        set_meta(llama__block_count=2**31 - 1),
+        ErrorCode.BAD_CHECKPOINT,
+        "it says that it has 2147483647 layers, and has no tensor blk.2147483646.*",
+    ),
     "heads that do not fit": (
         set_meta(llama__attention__head_count_kv=4),
         ErrorCode.BAD_CHECKPOINT,

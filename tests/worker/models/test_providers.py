@@ -213,6 +213,16 @@ def test_a_missing_provider_is_an_error_that_names_the_extra_and_no_weight_is_op
     assert load_model(llama).provider == "native"
 
 
+def test_a_provider_that_cannot_be_imported_is_told_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlx_lm.utils", None)
+    error = refused(granite(tmp_path / "granite"))
+    assert "mlx-lm is installed and cannot be imported" in str(error)
+    assert error.failure.code is ErrorCode.BAD_CHECKPOINT
+    assert not error.failure.is_retryable
+
+
 def test_native_is_never_left_for_another(tmp_path: Path) -> None:
     error = refused(checkpoints.write_case("granite", tmp_path / "granite"), provider="native")
     assert "'granite' is not among the native ones (llama," in str(error)
