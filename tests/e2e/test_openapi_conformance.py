@@ -114,7 +114,9 @@ def test_openapi_says_what_is_answered(server: Served, label: str) -> None:
 
 def check(case: Any, server: Served) -> None:
     response = case.call(base_url=server.url, timeout=LONGEST_S)
-    case.validate_response(response, checks=CHECKS)
+    comes_again = response.status_code == 503 and "retry-after" in response.headers
+    checks = [each for each in CHECKS if each is not not_a_server_error or not comes_again]
+    case.validate_response(response, checks=checks)  # another operation may just have unloaded the model
 
 
 @pytest.mark.slow
