@@ -10,7 +10,6 @@ import mlx.core as mx
 from shared.checkpoint import Checkpoint, inspect
 from shared.errors import ErrorCode, refuse
 from shared.kv_layout import LayerKv, kept_as
-from shared.providers import INSTALL
 from worker.cache.kv import LayerCache
 from worker.layers.batch import Batch
 from worker.models import (
@@ -168,17 +167,8 @@ def _through_mlx_lm(
     checkpoint: Checkpoint, dtype: mx.Dtype, kv_cache: str, on_progress: Progress | None
 ) -> LoadedModel:
     """The model with mlx-lm's graph. Its caches keep tokens as they come."""
-    try:
-        import mlx_lm.utils  # noqa: F401  only here: most workers do without
+    from worker.providers import mlx_lm_model  # only here: most workers do without
 
-        from worker.providers import mlx_lm_model
-    except Exception as error:  # what it imports is not ours
-        raise refuse(
-            ErrorCode.BAD_CHECKPOINT,
-            f"{checkpoint.path}: mlx-lm is installed and cannot be imported ({type(error).__name__}: {error}); "
-            f"mend it with {INSTALL}, or choose another provider",
-            param="provider",
-        ) from error
     if kv_cache not in ("auto", "full"):
         raise refuse(
             ErrorCode.UNSUPPORTED,

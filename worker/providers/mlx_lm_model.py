@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from shared.checkpoint import Checkpoint
 from shared.errors import ErrorCode, refuse
 from shared.kv_layout import LayerKv
+from shared.providers import INSTALL
 from worker.cache.kv import LayerCache
 from worker.layers.batch import Batch
 from worker.providers.mlx_lm_cache import PromptState, measured, wrapped
@@ -117,7 +118,15 @@ def _trunk_of(model: Any) -> tuple[Any, str] | None:
 def load(checkpoint: Checkpoint, dtype: mx.Dtype, on_progress: Progress | None) -> tuple[MlxLmModel, int]:
     """-> (the model, bytes of its weights). Raises `Refused` (bad_checkpoint, unsupported), with mlx-lm's words."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    from mlx_lm.utils import load_config, load_model
+    try:
+        from mlx_lm.utils import load_config, load_model
+    except Exception as error:  # what it imports is not ours
+        raise refuse(
+            ErrorCode.BAD_CHECKPOINT,
+            f"{checkpoint.path}: mlx-lm is installed and cannot be imported ({type(error).__name__}: {error}); "
+            f"mend it with {INSTALL}, or choose another provider",
+            param="provider",
+        ) from error
 
     soft, hard = limits[0], resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(
