@@ -12,8 +12,6 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.e2e.real import serving
-from tests.oracles.checkpoints import write_case
 from tests.process.harness import Served, served
 
 PARAMETERS = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
@@ -62,14 +60,6 @@ def calls(said: Said) -> list[tuple[str, Any]]:
 def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     settings = {"keepalive_s": 0.05, "max_body_bytes": 100_000}
     with served(tmp_path_factory.mktemp("fake"), {"tokens": 3, "calls": CALLS}, **settings) as server:
-        server.wait_state("ready")
-        yield server
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    model_dir = write_case("llama_tied", tmp_path_factory.mktemp("real") / "tiny")
-    with serving(model_dir, tmp_path_factory.mktemp("served")) as server:
         server.wait_state("ready")
         yield server
 

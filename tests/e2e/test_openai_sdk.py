@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 import openai
 import pytest
 
-from tests.e2e.real import serving
-from tests.oracles.checkpoints import write_case
 from tests.process.harness import Served, served
 
 PARAMETERS = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
@@ -140,14 +138,6 @@ def asks_of_chat(content: str = "hello", **fields: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with served(tmp_path_factory.mktemp("fake"), {"tokens": 3, "calls": CALLS}) as server:
-        server.wait_state("ready")
-        yield server
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    model_dir = write_case("llama_tied", tmp_path_factory.mktemp("real") / "tiny")
-    with serving(model_dir, tmp_path_factory.mktemp("served")) as server:
         server.wait_state("ready")
         yield server
 

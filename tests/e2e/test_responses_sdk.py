@@ -8,9 +8,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from tests.e2e.real import serving
 from tests.e2e.test_openai_sdk import ARGUMENTS, CALLS, PARAMETERS, sdk
-from tests.oracles.checkpoints import write_case
 from tests.process.harness import Served, served, until
 
 WEATHER = {"type": "function", "name": "get_weather", "parameters": PARAMETERS}
@@ -23,14 +21,6 @@ PATCHED = '{"input": "*** Begin Patch\\n+\\"東京\\" \\ud83d\\ude00"}'
 def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     script = {"tokens": 3, "calls": [*CALLS, ["apply_patch", PATCHED]]}
     with served(tmp_path_factory.mktemp("fake"), script) as server:
-        server.wait_state("ready")
-        yield server
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    model_dir = write_case("llama_tied", tmp_path_factory.mktemp("real") / "tiny")
-    with serving(model_dir, tmp_path_factory.mktemp("served")) as server:
         server.wait_state("ready")
         yield server
 

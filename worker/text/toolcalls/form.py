@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from worker.text.toolcalls.arguments import Schema, Tools
 from worker.text.toolcalls.lark import Rules
-from worker.text.toolcalls.reader import Reader, Step
+from worker.text.toolcalls.reader import Ended, Reader, Step
 
 
 class Format(NamedTuple):
@@ -33,3 +33,23 @@ def begun(reader: Reader, name: str, tools: Tools) -> Schema:
     """Begin a call and give its schema."""
     reader.begin(name)
     return tools[name]
+
+
+def listed(reader: Reader, tools: Tools, call: Callable[[Reader, Tools], Step[bool]]) -> Step[bool]:
+    """Calls with commas between them, up to the `]`; what is no call is text. Gives whether the last one was one."""
+    while True:
+        yield from reader.spaces()
+        is_call = yield from call(reader, tools)
+        if not is_call:
+            reader.hold()
+        try:
+            yield from reader.spaces()
+            mark = yield from reader.expect(",", "]")
+        except Ended:
+            if is_call:
+                reader.drop()
+            raise
+        if not is_call:
+            reader.release()
+        if mark == "]":
+            return is_call

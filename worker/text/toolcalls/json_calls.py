@@ -4,7 +4,7 @@ import json
 import re
 
 from worker.text.toolcalls.arguments import Schema, Tools, quoted
-from worker.text.toolcalls.form import Format
+from worker.text.toolcalls.form import Format, listed
 from worker.text.toolcalls.json_prefix import JsonPrefix
 from worker.text.toolcalls.lark import Rules, object_of
 from worker.text.toolcalls.reader import SPACE, Ended, NotACall, Reader, Step
@@ -264,7 +264,7 @@ def _mistral(reader: Reader, mark: str, tools: Tools) -> Step[None]:
     """A list of objects; or `NAME[ARGS]{…}`, perhaps with `[CALL_ID]…` between the two."""
     yield from reader.spaces()
     if (yield from reader.literal("[")):
-        yield from _list(reader, tools)
+        yield from listed(reader, tools, object_call)
         return
     name = yield from reader.word("[{" + SPACE)
     if name not in tools:
@@ -278,25 +278,6 @@ def _mistral(reader: Reader, mark: str, tools: Tools) -> Step[None]:
     reader.begin(name)
     yield from reader.json("arguments")
     reader.end()
-
-
-def _list(reader: Reader, tools: Tools) -> Step[None]:
-    while True:
-        yield from reader.spaces()
-        is_call = yield from object_call(reader, tools)
-        if not is_call:
-            reader.hold()
-        try:
-            yield from reader.spaces()
-            mark = yield from reader.expect(",", "]")
-        except Ended:
-            if is_call:
-                reader.drop()
-            raise
-        if not is_call:
-            reader.release()
-        if mark == "]":
-            return
 
 
 def _write_element(rules: Rules, name: str, schema: Schema) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from worker.text.toolcalls.arguments import Schema, Tools, converted, member, quoted, quoting, resolve
-from worker.text.toolcalls.form import Format
+from worker.text.toolcalls.form import Format, listed
 from worker.text.toolcalls.lark import Literals, Rules, Unwritable, object_of, pattern_of
 from worker.text.toolcalls.reader import SPACE, Ended, NotACall, Reader, Step
 
@@ -233,23 +233,7 @@ def _pythonic(reader: Reader, mark: str, tools: Tools) -> Step[None]:
     """`[f(a=1), g(b="x")]`, between marks or as the whole answer."""
     yield from reader.spaces()
     yield from reader.expect("[")
-    is_known = False
-    while True:
-        yield from reader.spaces()
-        is_known = yield from _python_call(reader, tools)
-        if not is_known:
-            reader.hold()
-        try:
-            yield from reader.spaces()
-            end = yield from reader.expect(",", "]")
-        except Ended:
-            if is_known:
-                reader.drop()
-            raise
-        if not is_known:
-            reader.release()
-        if end == "]":
-            break
+    is_known = yield from listed(reader, tools, _python_call)
     if mark and is_known:
         yield from reader.close("<|tool_call_end|>")
 
