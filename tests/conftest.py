@@ -1,7 +1,9 @@
 """Fixtures and rules that the whole suite shares."""
 
 import asyncio
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,13 @@ def _no_settings_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HF_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))  # there is none: no models of the user in a listing
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_is_left_open() -> Iterator[None]:
+    """What a test forgot to close fails its own file, not whichever test the collector happens to run in."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -65,7 +65,9 @@ def test_a_job_worker_that_says_no_hello_is_ended(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_a_cancelled_job_leaves_no_process(tmp_path: Path, stubborn: bool) -> None:
-    async def main() -> None:
+    before = set(psutil.Process().children(recursive=True))  # servers that other files share
+
+    async def main() -> list[psutil.Process]:
         begun = asyncio.Event()
         task = asyncio.ensure_future(
             run(
@@ -77,14 +79,15 @@ def test_a_cancelled_job_leaves_no_process(tmp_path: Path, stubborn: bool) -> No
             )
         )
         await begun.wait()
+        born = [child for child in psutil.Process().children(recursive=True) if child not in before]
+        assert born, "no job process is seen"
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        return born
 
-    asyncio.run(main())
-
-    children = psutil.Process().children(recursive=True)
-    until(lambda: not [child for child in children if child.is_running()], "no job process left")
+    born = asyncio.run(main())
+    until(lambda: not [child for child in born if child.is_running()], "no job process left")
 
 
 def test_a_command_that_cannot_be_started_is_a_refusal(tmp_path: Path) -> None:

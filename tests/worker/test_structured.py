@@ -356,7 +356,7 @@ def test_a_grammar_that_grows_too_hard_in_mid_answer_fails_its_row_alone(model_d
             failed, other = await asyncio.gather(*(ask(pipeline, one) for one in asked))
             assert ids(other) == ids(alone)
             failure = failed[-1].failure
-            assert failure.code is ErrorCode.ENGINE_FAULT
+            assert failure.code is ErrorCode.INVALID_REQUEST
             assert failure.message.startswith("request hard: its grammar cannot be matched any further")
             assert not any(isinstance(event, Finish) for event in failed)
             assert any(isinstance(event, Text) for event in failed)
