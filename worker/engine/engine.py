@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shared.errors import ErrorCode, Failure
+from shared.logs import event
 from shared.wire import FinishReason, WorkerStats
 from worker.cache.prefix import Branch, Lookup, checkpoint_of, marks_of
 from worker.engine.kv_budget import KvBudget
@@ -390,9 +391,8 @@ class Engine:
         """End a row that cannot go on; its KV may be what is wrong with it, and is not kept."""
         row.caches = None
         self._end(row)
-        message = f"request {row.id}: {problem}"
-        log.error("engine.row_failed: %s", message)
-        return Output(row.id, failure=Failure(code, message))
+        event(log, "engine.row_failed", level=logging.ERROR, request_id=row.id, reason=problem)
+        return Output(row.id, failure=Failure(code, f"request {row.id}: {problem}"))
 
     def _add(self, sequence: Sequence) -> None:
         assert self._scheduler is not None
