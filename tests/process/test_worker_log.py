@@ -6,10 +6,12 @@ import logging
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from parent.workers.states import State
+from tests.oracles.checkpoints import write_case
 from tests.process.harness import Served, served, until
-from tests.process.supervised import become, down, kill, left, parent, reach, supervisor, write_script
+from tests.process.supervised import become, down, kill, left, parent, reach, say, supervisor, write_script
 
 DAMAGED = (
     '{"ts":1.5,"level":"warning","logger":"cache","event":"store.damaged","file":"/kv/a","reason":"checksum"}'
@@ -56,5 +58,30 @@ def test_an_adopted_worker_is_heard_as_one_of_our_own(
         [said] = [one for one in caplog.records if one.getMessage() == "store.damaged"]
         assert said.__dict__["fields"]["pid"] == record.pid
         assert said.__dict__["fields"]["model"] == "org/fake-1b"
+
+    asyncio.run(main())
+
+
+def test_what_the_real_worker_logs_of_a_request_is_heard_with_its_numbers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = write_case("llama_tied", tmp_path / "tiny")
+    caplog.set_level(logging.INFO)
+
+    async def main() -> None:
+        each = supervisor(tmp_path, model, real=True)
+        each.launch = replace(each.launch, check_prefix=True)
+        each.want()
+        await reach(each, State.READY)
+        for text in ("the cat and the hat and the bat " * 4, "the cat and the hat and the bat " * 5):
+            await say(each, text, max_tokens=2)
+        await become(each, lambda: "prefix.checked" in caplog.messages, "its line")
+        [said] = [one for one in caplog.records if one.getMessage() == "prefix.checked"]
+        assert (said.name, said.levelname) == ("worker.engine", "INFO")
+        fields = said.__dict__["fields"]
+        assert (fields["model"], fields["pid"]) == ("org/fake-1b", each.pid)
+        assert 0 < fields["reused"] < fields["prompt_tokens"]
+        assert fields["difference"] < 0.02
+        await down(each)
 
     asyncio.run(main())
