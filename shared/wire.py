@@ -397,14 +397,17 @@ class ModelFacts(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class CacheLookup(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a prompt was found among what is kept in memory, and why not further.
+    """How far a prompt was found among what is kept in memory and on disk, and why not further.
 
-    `common`: its longest common beginning with anything kept. `kept` and `asked`: the texts of the first tokens that
-    differ there, "" where nothing follows. `reason`: in words.
+    `from_memory` and `from_disk`: the `reused` tokens by where they were. `common`: its longest common beginning with
+    anything kept. `kept` and `asked`: the texts of the first tokens that differ there, "" where nothing follows.
+    `reason`: in words.
     """
 
     prompt_tokens: int
     reused: int
+    from_memory: int
+    from_disk: int
     common: int
     reason: str
     kept: str = ""

@@ -25,7 +25,7 @@ READING_ORDER: dict[str, list[list[str]]] = {
         ["control", "checkpoint"],
     ],
     "worker": [
-        ["leave", "control", "text", "layers"],
+        ["leave", "control", "text", "layers", "unsound"],
         ["cache"],
         ["weights"],
         ["providers"],
@@ -134,6 +134,7 @@ PURE = [
     "worker.engine.answer_grammar",
     "worker.engine.budget",
     "worker.resolve",
+    "worker.unsound",
     "parent.values",
     "parent.state_table",
     "parent.model_options",

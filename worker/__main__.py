@@ -46,6 +46,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     configure(os.environ.get("MLXD_LOG_LEVEL", "info"), json=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+    threading.excepthook = _thread_failed
     control = Control(args.control_fd, args.adopt_fd)
     control.hello(os.getpid())
     while True:
@@ -114,6 +116,15 @@ def _work(launch: LaunchJob, control: Control) -> int:
         raise
     control.send(JobUpdate(done))
     return ExitCode.CLEAN
+
+
+def _thread_failed(failed: threading.ExceptHookArgs) -> None:
+    """Into the log, which the parent says again; what is only printed it keeps for itself."""
+    name = failed.thread.name if failed.thread is not None else "?"
+    value = failed.exc_value or failed.exc_type()
+    logging.getLogger("worker").error(
+        "worker.thread_failed", exc_info=value, extra={"fields": {"thread": name}}
+    )
 
 
 def _beat(control: Control) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import faulthandler
 import hmac
+import logging
 import os
 import signal
 import socket
@@ -21,7 +22,10 @@ import msgspec
 
 from shared import ndjson
 from shared.control import Adopt, FromWorker, Hello, Progress, ToWorker
+from shared.logs import event
 from shared.version import VERSION, WIRE
+
+log = logging.getLogger("control")
 
 _decoder = msgspec.json.Decoder(ToWorker)
 _decode_adopt = msgspec.json.Decoder(Adopt).decode
@@ -73,7 +77,7 @@ class Control:
                 try:
                     return _decoder.decode(line)
                 except msgspec.ValidationError as error:
-                    print(f"control: unknown message passed over: {error}", file=sys.stderr)
+                    event(log, "control.unknown_message", level=logging.WARNING, error=str(error))
             try:
                 chunk = self._socket.recv(65536)
             except OSError:

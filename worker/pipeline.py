@@ -46,6 +46,7 @@ class Listener(Protocol):
     """Who takes the outputs of one row: a stream, or what reads a text only."""
 
     reader: str
+    serial: int  # of the row; its id may be that of an earlier one, whose last outputs are still to come
 
     def feed(self, output: Output) -> bool:
         """Take the output in; True: the row is to be cancelled."""
@@ -76,7 +77,7 @@ class Pipeline:
         frames: dict[str, list[tuple[str, list[Event]]]] = {}
         for output in outputs:
             stream = self._streams.get(output.id)
-            if stream is None:
+            if stream is None or stream.serial != output.serial:
                 continue
             if stream.feed(output):
                 self._engine.cancel(output.id)
@@ -118,6 +119,7 @@ class Pipeline:
             num_resumed=len(request.resume),
             constraint=constraint,
         )
+        self._check_free(request.request_id)  # again: others have had their turn since
         return Stream(self.context, request, sequence, rendered, shape, limit)
 
     async def run(self, stream: Stream) -> AsyncGenerator[list[Event]]:
@@ -146,14 +148,17 @@ class Pipeline:
                 f"{self.context.model_id} {ABILITIES[facts.kind]}, and does not write",
                 param="model",
             )
-        if request.request_id in self._streams:
-            raise refuse(ErrorCode.INVALID_REQUEST, f"request id {request.request_id!r} is in flight already")
+        self._check_free(request.request_id)
         if request.reader and request.reader not in self.readers:
             raise refuse(ErrorCode.INVALID_REQUEST, f"nobody reads /steps/{request.reader}", param="reader")
         vocab_size = self.context.facts.vocab_size
         check_sampling(request.sampling, vocab_size)
         check_logprobs(request.logprobs)
         check_ids(request.resume, vocab_size, "resume")
+
+    def _check_free(self, request_id: str) -> None:
+        if request_id in self._streams:
+            raise refuse(ErrorCode.INVALID_REQUEST, f"request id {request_id!r} is in flight already")
 
     async def _constrain(self, request: GenerateRequest, shape: Shape) -> Constraint | None:
         """What the tokens of an answer have to be: thoughts of some length, then text of some form, or calls."""
@@ -189,7 +194,8 @@ class Pipeline:
 
     @contextmanager
     def holding(self, name: str, listener: Listener) -> Iterator[None]:
-        """Outputs of this id go to `listener`, and a drain waits for it."""
+        """Outputs of this id and its serial go to `listener`, and a drain waits for it. Raises `Refused`."""
+        self._check_free(name)
         self._streams[name] = listener
         self._idle.clear()
         try:
@@ -223,6 +229,8 @@ class Pipeline:
                 CacheLookup(
                     prompt_tokens=one.prompt_tokens,
                     reused=one.reused,
+                    from_memory=one.reused - one.from_disk,
+                    from_disk=one.from_disk,
                     common=one.common,
                     reason=one.reason,
                     kept=text(one.differs[0]),

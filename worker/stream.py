@@ -58,7 +58,7 @@ class Stream:
         shape: Shape,
         limit: int,  # of prompt and answer, in tokens
     ) -> None:
-        self.sequence = sequence
+        self.sequence, self.serial = sequence, sequence.serial
         self.context = context
         self._limit = limit
         self._rendered = rendered
@@ -102,9 +102,7 @@ class Stream:
             return False
         if output.admitted:
             self._admitted_at = time.monotonic()
-            self._num_cached = min(output.reused, self.num_prompt)
-            left = max(0, self._limit - len(self.sequence.prompt))
-            self._events.append(Started(self.num_prompt, self._num_cached, left, self._prompt))
+            self._start(output.reused)
         done = min(output.prefilled or 0, self.num_prompt)
         if (
             done > self._num_prefilled
@@ -134,6 +132,11 @@ class Stream:
         self._flush_pieces()
         taken, self._events = self._events, []
         return taken
+
+    def _start(self, reused: int) -> None:
+        self._num_cached = min(reused, self.num_prompt)
+        left = max(0, self._limit - len(self.sequence.prompt))
+        self._events.append(Started(self.num_prompt, self._num_cached, left, self._prompt))
 
     def _token(self, token: int, scores: "Scores | None" = None, *, is_eos: bool) -> None:
         if self._first_at is None:
@@ -207,11 +210,10 @@ class Stream:
         self._ids.clear()
         self._first_at = None
         constraint = self.sequence.constraint
-        if self._is_over or (constraint is not None and constraint.is_complete):
-            self._finish("stop")
-        elif len(ids) >= self.sequence.max_tokens:
-            self._finish("length")
-        if self.is_done:
+        is_complete = self._is_over or (constraint is not None and constraint.is_complete)
+        if is_complete or len(ids) >= self.sequence.max_tokens:  # no engine will say that it has begun
+            self._start(0)
+            self._finish("stop" if is_complete else "length")
             self._wake.set()
 
     def _finish(self, reason: FinishReason) -> None:

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         live,
         library,
         default=entry.id,
-        worker_env=env,
+        worker_env={**env, "MLXD_LOG_LEVEL": settings.log_level},
         on_listening=announcement(entry, opens=opens),
         keep_fds=() if args.leave_with_fd is None else (args.leave_with_fd,),
     )

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from parent.jobs.quoting import last_words, shown
+from parent.jobs.quoting import last_words, shown, without_queries
 from parent.workers import launcher
 from parent.workers.channel import Channel
 from parent.workers.process import Process
@@ -41,14 +41,18 @@ async def run_job(
     (SIGINT under `asyncio.run`) the worker is told, terminated, killed, and gone before this returns.
     """
     environment = launcher.worker_environment(worker_env or {})
+    launch = control.LaunchJob(job_id=job_id or uuid.uuid4().hex, spec=spec, output=os.fspath(output))
     try:
         process, control_end = launcher.start(
-            worker_command or launcher.default_command(), environment=environment, socket_path=None
+            worker_command or launcher.default_command(),
+            environment=environment,
+            socket_path=None,
+            ids={"job": launch.job_id},
+            clean=without_queries,
         )
     except OSError as error:
         said = f"the job's worker could not be started: {error}"
         raise Refused(Failure(ErrorCode.ENGINE_UNAVAILABLE, said)) from None
-    launch = control.LaunchJob(job_id=job_id or uuid.uuid4().hex, spec=spec, output=os.fspath(output))
     job = _Job(launch, on_event)
     job.channel = channel = Channel(job.message)
     await channel.open(control_end)

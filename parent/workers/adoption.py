@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from parent.workers.channel import Channel
 from parent.workers.process import Process, adopted, is_same, is_stopped, reap
+from parent.workers.relay import Relay
 from parent.workers.runtime_file import RuntimeRecord
 from shared import control, ndjson
 from shared.version import VERSION, WIRE
@@ -49,7 +50,8 @@ class Introduction:
         try:
             await self._connect(theirs)
             ready = await self._answer()
-            return ready, adopted(record.pid, output)  # which now owns the pipe
+            log = Relay({"model": record.launch.model_id, "pid": record.pid})
+            return ready, adopted(record.pid, output, log)  # which now owns the pipe
         except BaseException as error:
             self.channel.close()
             os.close(output)

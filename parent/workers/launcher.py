@@ -2,7 +2,7 @@
 
 The parent binds and listens, the worker inherits: no stale-socket race, no readiness race, and a connection
 is refused at once after a death. A model worker inherits two sockets: that of its requests, and the one at which a
-later parent adopts it. stdout and stderr of a worker end in a bounded ring of lines.
+later parent adopts it. stdout and stderr of a worker end in a bounded ring of lines, and what of it is its log in ours.
 """
 
 import contextlib
@@ -12,12 +12,13 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from parent.workers.process import Process, child
+from parent.workers.relay import Relay
 
 
 def default_command() -> list[str]:
@@ -71,9 +72,12 @@ def start(
     environment: dict[str, str],
     socket_path: Path | None,
     adopt_path: Path | None = None,
+    ids: dict[str, str] | None = None,
+    clean: Callable[[str], str] = str,
 ) -> tuple[Process, socket.socket]:
     """Start a worker that inherits its end of the control channel and the listeners of these paths, if any.
 
+    `ids`: of what it logs, beside its pid; `clean`: see `Relay`.
     Returns it and our end of its control channel. Raises OSError when it cannot be started. Call it on the
     event loop.
     """
@@ -101,7 +105,7 @@ def start(
                 start_new_session=True,
             )
         on_failure.pop_all()
-    process = child(popen)
+    process = child(popen, Relay({**(ids or {}), "pid": popen.pid}, clean))
     assert popen.stdout is not None
     popen.stdout.close()
     return process, ours

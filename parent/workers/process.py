@@ -1,4 +1,4 @@
-"""One process of a worker: its output ring, its end, signals to its group. A child of ours, or one that was adopted.
+"""One process of a worker: its output, its end, signals to its group. A child of ours, or one that was adopted.
 
 A process number is given out again, so whoever wants to signal a process that he has only read of asks `is_same`
 first: the number and the moment at which the process began.
@@ -17,9 +17,11 @@ from collections.abc import Callable
 
 import psutil
 
+from parent.workers.relay import Lines, Relay
+
 RING_LINES = 200
 TAIL_LINES = 12
-MAX_LINE = 4096  # characters kept of one line
+MAX_LINE = 4096  # characters kept of one line in the ring
 _CHUNK = 65536
 _FLOOD_S = 0.005  # between two full chunks: a worker that floods its output must not take the parent's time
 _POLL_S = 0.05
@@ -52,10 +54,11 @@ def is_stopped(pid: int) -> bool:
 class Process:
     """A worker's process. `wait` blocks until it has ended and gives its exit code, None where nobody knows.
 
-    `output` is a file descriptor with what it prints, taken over. Make it on the event loop.
+    `output` is a file descriptor with what it prints, taken over; what of it is its log goes to `log`. Make it on the
+    event loop.
     """
 
-    def __init__(self, pid: int, output: int, wait: Callable[[], int | None]) -> None:
+    def __init__(self, pid: int, output: int, wait: Callable[[], int | None], log: Relay) -> None:
         self.pid = pid
         self.lines: deque[str] = deque(maxlen=RING_LINES)
         self.num_lines = 0  # so far, those that have left the ring too
@@ -64,6 +67,7 @@ class Process:
         self._output_ended = asyncio.Event()
         self._output = output
         self._wait_for = wait
+        self._log = log
         for work, name in ((self._wait, "wait"), (self._read, "output")):
             threading.Thread(target=work, name=f"worker-{self.pid}-{name}", daemon=True).start()
 
@@ -72,20 +76,21 @@ class Process:
         self._tell(lambda: self.exited.set_result(code))
 
     def _read(self) -> None:
-        rest = b""
+        lines = Lines()
         with contextlib.suppress(OSError):
             while chunk := os.read(self._output, _CHUNK):
-                *whole, rest = (rest + chunk).split(b"\n")
-                self._keep(whole)
-                rest = rest[:MAX_LINE]
+                self._keep(lines.feed(chunk))
                 if len(chunk) == _CHUNK:
                     time.sleep(_FLOOD_S)
-        if rest:
-            self._keep([rest])
+        self._keep(lines.end())
+        self._log.tell_dropped()
         os.close(self._output)
         self._tell(self._output_ended.set)
 
     def _keep(self, lines: list[bytes]) -> None:
+        now = time.monotonic()
+        for line in lines:
+            self._log.take(line, now)
         self.num_lines += len(lines)
         self.lines.extend(line[:MAX_LINE].decode("utf-8", "replace").rstrip() for line in lines[-RING_LINES:])
 
@@ -114,17 +119,17 @@ class Process:
             os.killpg(self.pid, number)
 
 
-def child(popen: "subprocess.Popen[bytes]") -> Process:
+def child(popen: "subprocess.Popen[bytes]", log: Relay) -> Process:
     """The process that we have just started."""
     assert popen.stdout is not None
-    return Process(popen.pid, os.dup(popen.stdout.fileno()), popen.wait)
+    return Process(popen.pid, os.dup(popen.stdout.fileno()), popen.wait, log)
 
 
-def adopted(pid: int, output: int) -> Process:
+def adopted(pid: int, output: int, log: Relay) -> Process:
     """A live process that is not of our starting, or was of the program we were before an exec."""
     pidfd = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
     began = started_at(pid)
-    return Process(pid, output, lambda: _until_gone(pid, pidfd, began))
+    return Process(pid, output, lambda: _until_gone(pid, pidfd, began), log)
 
 
 def _until_gone(pid: int, pidfd: int, began: float) -> int | None:

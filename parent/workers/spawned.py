@@ -94,7 +94,11 @@ def spawn(
     launch = replace(launch, nonce=secrets.token_hex(16))
     path, adopt_path = (folder / f"{name}-{epoch}.{kind}" for kind in ("sock", "ctl"))
     process, control_end = launcher.start(
-        command, environment=environment, socket_path=path, adopt_path=adopt_path
+        command,
+        environment=environment,
+        socket_path=path,
+        adopt_path=adopt_path,
+        ids={"model": launch.model_id},
     )
     record = RuntimeRecord(
         name=name,

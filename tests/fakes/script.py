@@ -52,6 +52,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     exit_zero: bool = False  # leave with 0 while loading, as if all were well
     garbage_control: int = 0  # lines that are no message, on the control channel
     flood: bool = False  # print as fast as it goes
+    says: list[str] = []  # printed when it loads, and when it is adopted
 
     # sins of a request
     crash_after: int = -1  # SIGKILL itself after so many content events (0 = before the first)

@@ -148,6 +148,7 @@ class Worker:
                 reader, self.writer = await asyncio.open_unix_connection(sock=channel)
                 self.draining = False
                 self.journal("adopted")
+                self._talk()
                 self.say(control.Hello(wire=WIRE, version=VERSION, pid=os.getpid()))
                 assert self.ready is not None
                 self.say(self.ready)
@@ -172,6 +173,10 @@ class Worker:
                 elif isinstance(order, control.Shutdown) and not self.script.ignore_shutdown:
                     self.journal("shutdown")
                     os._exit(0)
+
+    def _talk(self) -> None:
+        for line in self.script.says:
+            print(line, file=sys.stderr, flush=True)
 
     async def _adopted(self) -> socket.socket | None:
         """The channel of a new parent who knows the nonce, if one comes within the grace time."""
@@ -235,6 +240,7 @@ class Worker:
         self.spawns = self._count_spawn()
         self.journal("spawned", spawns=self.spawns, prefix=launch.prefix_cache_bytes)
         print(f"fake worker {os.getpid()} loads {launch.model_id}", file=sys.stderr, flush=True)
+        self._talk()
         self.stats = wire.WorkerStats(active_bytes=script.footprint)
         self.ballast = b"x" * script.ballast
         if script.flood:

@@ -19,6 +19,7 @@ from shared.wire import (
 )
 from tests.oracles.checkpoints import reference, write_case
 from tests.worker.asking import GREEDY, WARM, ask, finish, ids, request, run, served, text
+from worker.engine.engine import Output
 
 CASE = "llama_tied"
 
@@ -76,12 +77,60 @@ def test_a_request_resumed_after_any_token_ends_with_the_same_text(model_dir, sa
             so_far = ids(whole)
             for cut in range(len(so_far) + 1):
                 events = await ask(pipeline, request(f"r{cut}", sampling=sampling, resume=so_far[:cut]))
+                assert [isinstance(event, Started) for event in events] == [True] + [False] * (
+                    len(events) - 1
+                )
                 assert ids(events) == so_far[cut:]
                 kept = pipeline.context.detokenizers.new()
                 said = "".join(kept.feed(i) for i in so_far[:cut])
                 assert said + text(events) == text(whole)
                 assert finish(events).usage.completion_tokens == finish(whole).usage.completion_tokens
                 assert finish(events).reason == finish(whole).reason
+
+    run(body)
+
+
+def test_an_id_that_is_used_again_at_once_hears_nothing_of_the_row_that_had_it(model_dir):
+    """A stop string ends an answer before its row, whose last words come when the next answer has begun."""
+
+    async def body() -> None:
+        async with served(model_dir) as pipeline:
+            whole = await ask(pipeline, request(max_tokens=40))
+            stop = text(whole)[4:6]
+            for _ in range(5):
+                stopped = await ask(pipeline, request(max_tokens=40, stop=[stop]))
+                assert finish(stopped).stop_sequence == stop
+                again = await ask(pipeline, request(max_tokens=40))
+                assert (text(again), finish(again).reason) == (text(whole), finish(whole).reason)
+
+    run(body)
+
+
+def test_a_row_of_another_request_with_the_same_id_is_not_listened_to(model_dir):
+    async def body() -> None:
+        async with served(model_dir) as pipeline:
+            stream = await pipeline.prepare(request("r"))
+            with pipeline.holding("r", stream):
+                pipeline.dispatch([Output("r", stream.serial - 1, finish="cancelled")])
+                assert not stream.is_done
+                pipeline.dispatch([Output("r", stream.serial, finish="cancelled")])
+                assert finish(stream.take()).reason == "cancelled"
+
+    run(body)
+
+
+def test_of_two_requests_with_one_id_that_come_together_one_is_refused(model_dir):
+    async def body() -> None:
+        async with served(model_dir) as pipeline:
+            expected = text(await ask(pipeline, request("alone")))
+            stream, other = [await pipeline.prepare(request("r")) for _ in range(2)]
+            async with aclosing(pipeline.run(stream)) as batches:
+                events = [*await anext(batches)]
+                with pytest.raises(Refused, match="'r' is in flight already"):
+                    await anext(pipeline.run(other))
+                events += [event async for batch in batches for event in batch]
+            assert text(events) == expected
+            assert pipeline.num_streams == 0
 
     run(body)
 

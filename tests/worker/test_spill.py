@@ -107,6 +107,43 @@ def test_what_is_of_another_dtype_or_model_or_damaged_is_computed_again(plain, t
     run(body)
 
 
+def test_damaged_blocks_are_told_and_all_mended_within_one_workers_life(plain, tmp_path):
+    async def body() -> None:
+        before = await leave_something(plain, tmp_path / "kv")
+        for file in files(tmp_path / "kv"):
+            file.write_bytes(file.read_bytes()[:-1])
+        told = []
+        for cached in (0, BLOCKS):
+            async with served(plain, **launch(tmp_path / "kv")) as pipeline:
+                again = await ask(pipeline, first())
+                assert finish(again).usage.cached_tokens == cached
+                assert text(again) == text(before)
+                told += (await pipeline.cache_report()).lookups
+                await drain(pipeline)
+        broken, mended = told
+        assert (broken.reused, broken.from_memory, broken.from_disk) == (0, 0, 0)
+        assert "a block on disk was damaged" in broken.reason
+        assert "(tokens 0 to 64), and 1 more of the prompt" in broken.reason
+        assert (mended.reused, mended.from_memory, mended.from_disk) == (BLOCKS, 0, BLOCKS)
+        assert mended.reason == "128 tokens were on disk"
+
+    run(body)
+
+
+def test_the_report_says_how_much_came_from_where(plain, tmp_path):
+    async def body() -> None:
+        await leave_something(plain, tmp_path / "kv")
+        async with served(plain, **launch(tmp_path / "kv")) as pipeline:
+            for _ in range(2):
+                await ask(pipeline, first())
+            memory, disk = (await pipeline.cache_report()).lookups
+            assert (disk.reused, disk.from_memory, disk.from_disk) == (BLOCKS, 0, BLOCKS)
+            assert (memory.reused, memory.from_memory, memory.from_disk) == (149, 149, 0)
+            assert memory.reason == "all of it was kept"
+
+    run(body)
+
+
 def test_zero_bytes_or_no_folder_is_off(plain, tmp_path):
     async def body() -> None:
         for off in ({"spill_bytes": 0}, {"spill_dir": ""}):

@@ -56,13 +56,17 @@ PLAIN = PlainForm()
 
 
 class TokenBuffer:
-    """Keys and values `[1, H, tokens, D]` of tokens `0:capacity`, in one form."""
+    """Keys and values `[1, H, tokens, D]` of tokens `0:capacity`, in one form.
 
-    __slots__ = ("arrays", "form")
+    `is_part`: the arrays are parts of greater ones, which live as long as they do.
+    """
+
+    __slots__ = ("arrays", "form", "is_part")
 
     def __init__(self, form: Form = PLAIN) -> None:
         self.form = form
         self.arrays: list[mx.array] = []
+        self.is_part = False
 
     @property
     def capacity(self) -> int:
@@ -85,6 +89,7 @@ class TokenBuffer:
                 for n, each in enumerate(new)
             ]
             at -= keep
+            self.is_part = False
         for array, each in zip(self.arrays, new, strict=True):
             array[..., at : at + length, :] = each
 
@@ -100,11 +105,17 @@ class TokenBuffer:
 
     def cut(self, used: int) -> None:
         """Have no room for tokens to come: the next write makes some, and copies only what is used."""
+        self.is_part = self.is_part or used < self.capacity
         self.arrays = [array if array.shape[2] == used else array[..., :used, :] for array in self.arrays]
 
     def compact(self, used: int) -> None:
-        """Give back the room for tokens to come, where it is worth a copy."""
-        self.arrays = [_compacted(array, used) for array in self.arrays]
+        """Give back the room for tokens to come, where it is worth a copy, and let go of what the arrays are parts of:
+        the bytes of a buffer are those it keeps in memory.
+        """
+        if self.is_part or self.capacity - used > self.capacity // 10:
+            self.arrays = [mx.contiguous(array[..., :used, :]) for array in self.arrays]
+            _async_eval(*self.arrays)  # so that the old ones are freed
+            self.is_part = False
 
     def clone(self) -> "TokenBuffer":
         """A copy that shares memory until either side writes."""
@@ -112,6 +123,7 @@ class TokenBuffer:
         other.arrays = [
             array[...] for array in self.arrays
         ]  # item assignment to one must not show in the other
+        other.is_part = self.is_part
         return other
 
     def are_arrays(self, shapes: list[list[int]], tokens: int) -> bool:
@@ -131,12 +143,3 @@ def _moved(buffer: mx.array | None, low: int, high: int, more: int, like: mx.arr
     kept = high - low
     room = mx.zeros((batch, heads, _rounded(kept + more) - kept, dim), like.dtype)
     return room if buffer is None or kept == 0 else mx.concatenate([buffer[..., low:high, :], room], axis=2)
-
-
-def _compacted(buffer: mx.array, used: int) -> mx.array:
-    """A buffer without its unused end; the old one is freed once the copy is evaluated."""
-    if buffer.shape[2] - used <= buffer.shape[2] // 10:
-        return buffer
-    small = mx.contiguous(buffer[..., :used, :])
-    _async_eval(small)
-    return small

@@ -73,6 +73,8 @@ class Room:
     def add(self, path: Path, size: int, used: int) -> None:
         """A file is here now."""
         self._unscanned += 1
+        if path in self._sizes:  # put aside, and written again
+            self._take_out(path)
         self._sizes[path] = (used, size)
         self._total += size
         self._in[path.parent] += size
@@ -93,12 +95,15 @@ class Room:
         return True
 
     def _drop(self, path: Path, forget: Callable[[Path], None]) -> None:
-        size = self._sizes.pop(path)[1]
-        self._total -= size
-        self._in[path.parent] -= size
+        self._take_out(path)
         forget(path)
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
+
+    def _take_out(self, path: Path) -> None:
+        size = self._sizes.pop(path)[1]
+        self._total -= size
+        self._in[path.parent] -= size
 
     def _scan(self) -> None:
         """Look at what lies in all folders."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from worker.cache.chain import BLOCK
 
@@ -36,8 +37,8 @@ Checkpoint = list[Any]
 class Lookup(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why a prompt was reused as far as it was.
 
-    `common`: the longest common beginning with anything kept. `differs`: ids there, of what was kept and of the prompt
-    (-1: nothing follows). `reason`: in words.
+    `from_disk`: of `reused`, those that were read from disk. `common`: the longest common beginning with anything kept.
+    `differs`: ids there, of what was kept and of the prompt (-1: nothing follows). `reason`: in words.
     """
 
     prompt_tokens: int
@@ -45,6 +46,7 @@ class Lookup(msgspec.Struct, frozen=True, omit_defaults=True):
     common: int
     reason: str
     differs: tuple[int, int] = (-1, -1)
+    from_disk: int = 0
 
 
 @dataclass(eq=False)
@@ -141,35 +143,40 @@ class PrefixCache:
     def take(self, prompt: Sequence[int]) -> tuple[Branch | None, Lookup]:
         """-> (caches, what was found): the longest usable beginning of `prompt`, its last token left out.
 
-        Nothing usable gives None; `reused` of the lookup is the number of tokens in the caches.
+        Nothing usable gives None; `reused` of the lookup is the number of tokens in the caches. It is the caller's to
+        put it among `lookups`, when he knows whether the disk has more.
         """
         ids = list(prompt)
         best, reused, near, common = self._best(ids)
         lookup = _explained(ids, near, common, reused, self.regime(len(ids)))
-        self.lookups.append(lookup)
         if best is None:
             return None, lookup
-        self._entries.remove(best)
-        self._entries.append(best)
+        self._use(best)
         return best.branch(reused, len(ids)), lookup
 
     def put(
         self, ids: list[int], caches: list[Any], checkpoints: Mapping[int, Checkpoint] | None = None
     ) -> None:
-        """Keep `caches`, which hold exactly `ids`. Entries that they make superfluous go."""
+        """Keep `caches`, which hold exactly `ids`. Entries that they make superfluous go, and where one makes them
+        superfluous (a branch that was left before it ran a step) that one is used instead.
+        """
         if len(ids) < MIN_TOKENS:
             return
-        for cache in caches:
-            cache.compact()
         regime = self.regime(max(len(ids), caches[0].planned))
         points = {at: point for at, point in sorted((checkpoints or {}).items()) if at < len(ids)}
         while len(points) > MOST_CHECKPOINTS:
             del points[list(points)[1]]
+        for entry in self._entries:
+            if entry.regime == regime and _covers(entry, ids, points):
+                self._use(entry)
+                return
+        for cache in (*caches, *(each for point in points.values() for each in point if each)):
+            cache.compact()  # what it holds of others' memory would be counted nowhere
         new = Entry(ids, regime, caches, points)
         if new.nbytes > self.max_bytes:
             return
         for entry in list(self._entries):
-            if entry.regime == regime and _covers(new, entry):
+            if entry.regime == regime and _covers(new, entry.ids, entry.checkpoints):
                 self._drop(entry)
         self._entries.append(new)
         self.nbytes += new.nbytes
@@ -188,6 +195,10 @@ class PrefixCache:
     def clear(self) -> None:
         self._entries.clear()
         self.nbytes = 0
+
+    def _use(self, entry: Entry) -> None:
+        self._entries.remove(entry)
+        self._entries.append(entry)
 
     def _drop(self, entry: Entry) -> None:
         self._entries.remove(entry)
@@ -210,11 +221,11 @@ class PrefixCache:
         return best, reused, near, most
 
 
-def _covers(new: Entry, old: Entry) -> bool:
-    """Whether `new` can stand in for `old` wherever that could be branched off."""
-    if common_length(new.ids, old.ids) < len(old.ids):
+def _covers(entry: Entry, ids: list[int], checkpoints: Mapping[int, Checkpoint]) -> bool:
+    """Whether `entry` can stand in for one of these wherever that could be branched off."""
+    if common_length(entry.ids, ids) < len(ids):
         return False
-    return new.reach(len(old.ids)) == len(old.ids) and all(new.reach(at) == at for at in old.checkpoints)
+    return all(entry.reach(at) == at for at in (len(ids), *checkpoints))
 
 
 def _explained(ids: list[int], near: Entry | None, common: int, reused: int, regime: Hashable) -> Lookup:
@@ -236,3 +247,15 @@ def _explained(ids: list[int], near: Entry | None, common: int, reused: int, reg
     else:
         reason = f"the first token that differs is number {common}"
     return Lookup(len(ids), reused, common, reason, differs)
+
+
+def asked_of_disk(lookup: Lookup, tokens: int, problem: str) -> Lookup:
+    """The lookup once the disk has been read: `tokens` came from there, 0 = no more than memory has.
+
+    `problem`: why it was less than was found by name, "" = it was not.
+    """
+    if not tokens:
+        return replace(lookup, reason=problem or lookup.reason)
+    reason = f"{tokens} tokens were on disk" + (f"; then {problem}" if problem else "")
+    differs = lookup.differs if lookup.common >= tokens else (-1, -1)
+    return Lookup(lookup.prompt_tokens, tokens, max(lookup.common, tokens), reason, differs, tokens)

@@ -66,6 +66,7 @@ class Found:
     blocks: list[Path]
     state: Path | None = None
     layers: Mapping[int, LayerState] = field(default_factory=dict)  # of the state, once it was read
+    problem: str = ""  # why it is less than was found by name
 
 
 @dataclass(frozen=True)
@@ -140,33 +141,53 @@ class Store:
                 good = self._checked(found)
             except Exception:
                 log.exception("store.read")
-                good = Found(0, [])
+                good = Found(0, [], problem="the disk could not be read, the log says why")
             on_done(good)
 
         self._reader.submit(read)
 
     def build(self, found: Found, caches: list[Any], planned: int) -> int:
         """Fill empty `caches` with what `fetch` gave -> tokens in them; 0 where it is gone. On the engine thread."""
+        paths = [*found.blocks, *([] if found.state is None else [found.state])]
+        loaded = {path: arrays for path in paths if (arrays := self._loaded(path)) is not None}
+        if len(loaded) < len(paths):
+            return 0
         try:
-            loaded = [_load(path) for path in found.blocks]
             for place, cache in enumerate(caches):
                 if cache.goes_back:
-                    cache.assemble([_parts(arrays, place) for arrays in loaded], BLOCK)
+                    cache.assemble([_parts(loaded[path], place) for path in found.blocks], BLOCK)
             if found.state is not None:
-                arrays = _load(found.state)
                 for place, state in found.layers.items():
                     caches[place] = empty_like(state)
-                    caches[place].fill(_parts(arrays, place))
-            mx.eval([array for cache in caches for array in cache.arrays()])
-            if any(cache.offset != found.tokens for cache in caches):
+                    caches[place].fill(_parts(loaded[found.state], place))
+            shapes = [[list(array.shape) for array in cache.arrays()] for cache in caches]
+            fit = (cache.holds(each) for cache, each in zip(caches, shapes, strict=True))
+            if any(cache.offset != found.tokens for cache in caches) or not all(fit):
                 raise ValueError("the blocks do not hold what their names say")
-        except (RuntimeError, ValueError, KeyError, IndexError) as error:
-            event(log, "store.unusable", level=logging.WARNING, reason=str(error).splitlines()[0])
+            mx.eval([array for cache in caches for array in cache.arrays()])
+        except (ValueError, KeyError, IndexError) as error:  # no file is damaged, and one of them is wrong
+            for path in paths:
+                self._put_aside(path, _first_line(error))
+            return 0
+        except RuntimeError as error:
+            event(log, "store.unusable", level=logging.WARNING, reason=_first_line(error))
             return 0
         for cache in caches:
             cache.planned = planned
         self.restored_bytes += sum(cache.nbytes for cache in caches)
         return found.tokens
+
+    def _loaded(self, path: Path) -> dict[str, mx.array] | None:
+        """The arrays of a file, which are read when they are needed; None where that cannot be, and it is put aside."""
+        try:
+            return _load(path)
+        except RuntimeError as error:
+            if path.exists():
+                self._put_aside(path, _first_line(error))
+            else:
+                event(log, "store.unusable", level=logging.WARNING, reason=_first_line(error))
+                self._forget(path)
+            return None
 
     def offer(
         self, ids: Sequence[int], regime: Hashable, caches: list[Any], checkpoints: Mapping[int, list[Any]]
@@ -272,32 +293,50 @@ class Store:
     # ------------------------------------------------------------ the reader's thread
 
     def _checked(self, found: Found) -> Found:
-        """As far as every block is what it was."""
-        good = 0
-        for path in found.blocks:
-            if self._verified(path) is None:
-                break
-            good += 1
-        if not self._keeps_state:
-            return Found(good * BLOCK, found.blocks[:good])
-        if found.state is None or good < len(found.blocks):
-            return Found(0, [])  # a state fits its own place only; the next prompt will find what is left
-        layers = self._verified(found.state)
-        return Found(0, []) if layers is None else Found(found.tokens, found.blocks, found.state, layers)
+        """As far as every block is what it was. All are looked at: what is damaged behind the first one is put aside
+        too, and written again when the row ends.
+        """
+        problems: list[tuple[int, str]] = []  # number of the block, what is wrong with it
+        layers: dict[int, LayerState] = {}
+        for number, path in enumerate(found.blocks):
+            try:
+                self._verified(path)
+            except Damaged as error:
+                where = f"tokens {number * BLOCK} to {(number + 1) * BLOCK}"
+                problems.append((number, f"a block on disk {error} ({where})"))
+        if found.state is not None:
+            try:
+                layers = self._verified(found.state)
+            except Damaged as error:
+                problems.append((len(found.blocks), f"the state after {found.tokens} tokens on disk {error}"))
+        if not problems:
+            return Found(found.tokens, found.blocks, found.state, layers)
+        good, problem = problems[0]
+        if len(problems) > 1:
+            problem += f", and {len(problems) - 1} more of the prompt"
+        if self._keeps_state:
+            good = 0  # a state fits its own place only; the next prompt will find what is left
+        return Found(good * BLOCK, found.blocks[:good], problem=problem)
 
-    def _verified(self, path: Path) -> dict[int, LayerState] | None:
+    def _verified(self, path: Path) -> dict[int, LayerState]:
+        """Raises `Damaged`, in words that follow on "the block"; it is put aside then."""
         name = block_file.parse(path.name)
         assert name is not None
         try:
             return block_file.verify(path, name.digest)
         except FileNotFoundError:
             self._forget(path)
+            raise Damaged("is gone") from None
         except (OSError, Damaged) as error:
-            self._forget(path)
-            folder.put_aside(path, str(error))
-        return None
+            self._put_aside(path, str(error))
+            raise Damaged(f"was damaged: {error}") from None
 
     # ------------------------------------------------------------ any thread
+
+    def _put_aside(self, path: Path, reason: str) -> None:
+        """It will not be found again, and is to be written again."""
+        self._forget(path)
+        folder.put_aside(path, reason)
 
     def _claim(self, name: str, kind: Kind) -> bool:
         """Whether a block is to be written: it is neither here nor on its way, and there is room for it in line."""
@@ -361,6 +400,10 @@ def _load(path: Path) -> dict[str, mx.array]:
     loaded = mx.load(str(path), format="safetensors")
     assert isinstance(loaded, dict)
     return loaded
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _parts(arrays: Mapping[str, mx.array], place: int) -> list[mx.array]:

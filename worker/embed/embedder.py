@@ -31,7 +31,8 @@ class Reading:
 
     reader = ""
 
-    def __init__(self) -> None:
+    def __init__(self, serial: int = 0) -> None:
+        self.serial = serial
         self.vector: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def feed(self, output: Output) -> bool:
@@ -191,7 +192,7 @@ class Embedder:
     async def _row(self, ids: list[int], dimensions: int) -> bytes:
         collector = self._context.loaded.pooling.collector(dimensions)
         row = Row(uuid.uuid4().hex, ids, 1, SamplingPlan(), 0, frozenset(), pooler=collector)
-        reading = Reading()
+        reading = Reading(row.serial)
         async with self._rows:
             with self._pipeline.holding(row.id, reading):
                 self._engine.submit(row)

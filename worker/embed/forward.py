@@ -9,6 +9,7 @@ from shared.errors import ErrorCode, refuse
 from worker.embed.pooling import Head, cut
 from worker.embed.texts import Ids
 from worker.models.bert import Encoder
+from worker.unsound import no_numbers
 
 
 def vectors(model: Encoder, head: Head, texts: Sequence[Ids], dimensions: int) -> list[bytes]:
@@ -34,12 +35,12 @@ def _read(
     types = mx.array(
         [[min(one, most) for one in text.types] + [0] * (longest - len(text.ids)) for text in texts], mx.int32
     )
-    found = then(model(ids, types, lengths), lengths)
+    hidden = model(ids, types, lengths)
+    found = then(hidden, lengths)
     is_sound = mx.all(mx.isfinite(found))
     mx.eval(found, is_sound)
     mx.clear_cache()
     if not is_sound.item():
-        raise refuse(
-            ErrorCode.ENGINE_FAULT, "the model's hidden states are not numbers; load it with dtype float32"
-        )
+        dtype = str(hidden.dtype).rpartition(".")[2]
+        raise refuse(ErrorCode.ENGINE_FAULT, no_numbers("the model's hidden states", dtype))
     return list(found)

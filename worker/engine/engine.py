@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shared.errors import ErrorCode, Failure
+from shared.logs import event
 from shared.wire import FinishReason, WorkerStats
-from worker.cache.prefix import Branch, Lookup, checkpoint_of, marks_of
+from worker.cache.prefix import Branch, Lookup, asked_of_disk, checkpoint_of, marks_of
 from worker.engine.kv_budget import KvBudget
 from worker.engine.pace import Pace
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, Status
+from worker.unsound import no_numbers
 
 if TYPE_CHECKING:
     from worker.engine.runner import Pending, Scores
@@ -30,9 +32,13 @@ CLEAR_EVERY = 256
 
 @dataclass(slots=True)
 class Output:
-    """What a step did to one sequence: admitted it, moved its prefill, gave a token; perhaps ended it."""
+    """What a step did to one sequence: admitted it, moved its prefill, gave a token; perhaps ended it.
+
+    `serial` is the sequence's: its id may be another one's by the time that this is read.
+    """
 
     id: str
+    serial: int
     token: int | None = None
     admitted: bool = False
     reused: int = 0  # with `admitted`: prompt tokens from the prefix cache
@@ -275,7 +281,7 @@ class Engine:
             if begun is not None and begun.chunk:
                 self._finish(begun)  # nothing is built on a prompt that is not through: see design.md
                 begun = None
-            self._emit([Output(row.id, prefilled=row.num_cached) for row, _ in step.prefill])
+            self._emit([Output(row.id, row.serial, prefilled=row.num_cached) for row, _ in step.prefill])
             self._chunks += len(step.prefill)
             for row, _ in step.prefill:
                 if row.num_cached in row.marks:
@@ -301,7 +307,7 @@ class Engine:
         assert self._loaded is not None
         loaded = self._loaded
         if sequence.pooler is not None:  # what it does not run it does not see
-            return self._begin(sequence, None, 0, 0)
+            return self._begin(sequence, None, None)
         branch, lookup = loaded.prefix.take(sequence.prompt)
         if loaded.store is not None:
             regime = loaded.prefix.regime(len(sequence.prompt))
@@ -314,7 +320,7 @@ class Engine:
 
                 loaded.store.fetch(found, restored)
                 return []
-        return self._begin(sequence, branch, lookup.reused, lookup.common)
+        return self._begin(sequence, branch, lookup)
 
     def _restored(self, sequence: Sequence, branch: Branch | None, lookup: Lookup, good: Any) -> None:
         """The disk has been read; what came of it may be less than was hoped for."""
@@ -322,16 +328,23 @@ class Engine:
         if sequence.status is not Status.RESTORING:
             return
         sequence.status = Status.PREFILL
-        reused = lookup.reused
-        if good.tokens > reused:
+        tokens, problem = 0, good.problem
+        if good.tokens > lookup.reused:
             caches = self._loaded.model.make_caches(len(sequence.prompt))
-            if tokens := self._loaded.store.build(good, caches, len(sequence.prompt)):
-                branch, reused = Branch(caches, {tokens: checkpoint_of(caches)}), tokens
-        self._emit(self._begin(sequence, branch, reused, max(lookup.common, reused)))
+            tokens = self._loaded.store.build(good, caches, len(sequence.prompt))
+            if tokens:
+                branch = Branch(caches, {tokens: checkpoint_of(caches)})
+            else:
+                problem = "what was on disk could not be used, the log says why"
+        self._emit(self._begin(sequence, branch, asked_of_disk(lookup, tokens, problem)))
 
-    def _begin(self, sequence: Sequence, branch: Branch | None, reused: int, common: int) -> list[Output]:
-        """Nobody hears of the second admission of a row that was preempted."""
+    def _begin(self, sequence: Sequence, branch: Branch | None, lookup: Lookup | None) -> list[Output]:
+        """Nobody hears of an admission after the first, which a row has that was preempted."""
         assert self._loaded is not None
+        reused, common = 0, 0
+        if lookup is not None:
+            reused, common = lookup.reused, lookup.common
+            self._loaded.prefix.lookups.append(lookup)
         if branch is None:
             branch = Branch(self._loaded.model.make_caches(len(sequence.prompt)), {})
         sequence.caches, sequence.checkpoints = branch.caches, dict(branch.checkpoints)
@@ -343,7 +356,10 @@ class Engine:
             recheck(self._loaded.model, sequence.id, sequence.prompt, branch.caches, reused, chunk)
         if sequence.pooler is None and not all(cache.goes_back for cache in branch.caches):
             sequence.marks = marks_of(len(sequence.prompt), reused, common)
-        return [] if sequence.was_preempted else [Output(sequence.id, admitted=True, reused=reused)]
+        if sequence.is_told:
+            return []
+        sequence.is_told = True
+        return [Output(sequence.id, sequence.serial, admitted=True, reused=reused)]
 
     def _update(self, pending: "Pending") -> list[Output]:
         """Read the tokens of a step and book them; rows that ended meanwhile are passed over."""
@@ -352,12 +368,12 @@ class Engine:
         for place, (row, token) in enumerate(zip(pending.rows, tokens, strict=True)):
             if row.status is Status.FINISHED:
                 continue
-            if problem := _problem(row, token):
+            if problem := self._problem(row, token):
                 outputs.append(self._fail(row, *problem))
                 continue
             row.generated.append(token)
             self._tokens += 1
-            output = Output(row.id, token=token, scores=scores.get(place))
+            output = Output(row.id, row.serial, token=token, scores=scores.get(place))
             if token in row.eos:
                 output.finish = "stop"
             else:
@@ -378,21 +394,32 @@ class Engine:
         """A text that was only read is through."""
         found = bytes(memoryview(vector))
         if not math.isfinite(sum(memoryview(found).cast("f"))):
-            return self._fail(
-                row,
-                ErrorCode.ENGINE_FAULT,
-                "the model's hidden states are not numbers; load it with dtype float32",
-            )
+            return self._fail(row, ErrorCode.ENGINE_FAULT, self._no_numbers("the model's hidden states"))
         self._end(row)
-        return Output(row.id, vector=found)
+        return Output(row.id, row.serial, vector=found)
+
+    def _problem(self, row: Sequence, token: int) -> tuple[ErrorCode, str] | None:
+        """Why a row ends here without an answer. A grammar that is too much is its client's to change."""
+        if row.constraint is not None and row.constraint.failure:
+            return (
+                ErrorCode.INVALID_REQUEST,
+                f"its grammar cannot be matched any further, make it smaller: {row.constraint.failure}",
+            )
+        if token < 0:
+            what = f"the model's logits for answer token {row.num_generated + 1}"
+            return ErrorCode.ENGINE_FAULT, self._no_numbers(what)
+        return None
+
+    def _no_numbers(self, what: str) -> str:
+        assert self._loaded is not None
+        return no_numbers(what, self._loaded.description.get("dtype", ""))
 
     def _fail(self, row: Sequence, code: ErrorCode, problem: str) -> Output:
         """End a row that cannot go on; its KV may be what is wrong with it, and is not kept."""
         row.caches = None
         self._end(row)
-        message = f"request {row.id}: {problem}"
-        log.error("engine.row_failed: %s", message)
-        return Output(row.id, failure=Failure(code, message))
+        event(log, "engine.row_failed", level=logging.ERROR, request_id=row.id, reason=problem)
+        return Output(row.id, row.serial, failure=Failure(code, f"request {row.id}: {problem}"))
 
     def _add(self, sequence: Sequence) -> None:
         assert self._scheduler is not None
@@ -403,13 +430,14 @@ class Engine:
         sequence = self._sequences.get(sequence_id)
         if sequence is not None:
             self._end(sequence)
-            self._emit([Output(sequence_id, finish="cancelled")])
+            self._emit([Output(sequence_id, sequence.serial, finish="cancelled")])
 
     def _end(self, sequence: Sequence) -> None:
         """Take a sequence out."""
         assert self._scheduler is not None
         self._scheduler.remove(sequence)
-        self._sequences.pop(sequence.id, None)
+        if self._sequences.get(sequence.id) is sequence:
+            del self._sequences[sequence.id]
         self._keep(sequence)
 
     def _keep(self, sequence: Sequence) -> None:
@@ -442,19 +470,3 @@ class Engine:
         import mlx.core as mx
 
         self._memory = (mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory())
-
-
-def _problem(row: Sequence, token: int) -> tuple[ErrorCode, str] | None:
-    """Why a row ends here without an answer. A grammar that is too much is its client's to change."""
-    if row.constraint is not None and row.constraint.failure:
-        return (
-            ErrorCode.INVALID_REQUEST,
-            f"its grammar cannot be matched any further, make it smaller: {row.constraint.failure}",
-        )
-    if token < 0:
-        return (
-            ErrorCode.ENGINE_FAULT,
-            f"the model's logits for answer token {row.num_generated + 1} are not numbers (NaN or infinite); "
-            "ask again, or load the model with dtype float32",
-        )
-    return None

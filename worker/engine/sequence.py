@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import count
 from typing import Any
 
 from shared.wire import Curve, Hlg
@@ -53,7 +54,8 @@ class Sequence:
 
     `num_resumed` of the prompt's last ids belong to the answer: they count against `max_tokens` and shift the
     sampling index. `num_cached` tokens are in `caches` or scheduled to be; `generated` are the tokens
-    read so far. `promised`: tokens that it may have in `caches` as the KV budget stands. `constraint`: a
+    read so far. `serial`: of the request among all of this process, where another one takes the same id later.
+    `promised`: tokens that it may have in `caches` as the KV budget stands. `constraint`: a
     `worker.engine.grammar.Constraint`, as far along as `generated`.
     """
 
@@ -71,6 +73,8 @@ class Sequence:
     num_sampled: int = 0  # tokens scheduled to be sampled, read or not
     promised: int = 0
     was_preempted: bool = False  # the second life, or a later one, of a row that had to give way
+    is_told: bool = False  # of its admission its client has heard
+    serial: int = field(default_factory=count(1).__next__)
     generated: list[int] = field(default_factory=list)
     caches: list[Any] | None = None
     marks: list[int] = field(default_factory=list)  # ascending: where a piece of the prompt has to end
@@ -140,5 +144,7 @@ class Sequence:
             num_resumed=self.num_generated,
             constraint=self.constraint,
             was_preempted=True,
+            is_told=self.is_told,
+            serial=self.serial,
             pooler=None if self.pooler is None else self.pooler.fresh(),
         )

@@ -71,6 +71,13 @@ def row_view(data: Bytes, tensor: GgufTensor) -> Bytes:
     return data[tensor.offset : tensor.offset + tensor.num_bytes].reshape(rows, -1)
 
 
+def is_sound(made: Parts) -> bool:
+    """Whether scales and biases are numbers: of mxfp4 all powers of two are but the last, which means none."""
+    if made.biases is None:
+        return bool((made.scales != 0xFF).all())
+    return bool(np.isfinite(made.scales).all() and np.isfinite(made.biases).all())
+
+
 def dequantize(rows: Bytes, kind: str) -> Floats:
     """`[rows, values]` float32, exactly what the file's numbers mean."""
     if kind == "F32":

@@ -117,6 +117,22 @@ def choose_target(gguf: Gguf, asked: str, *, on_cpu: bool) -> Target:
     return Target({"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[largest], quantized=False)
 
 
+def numbers(tensor: GgufTensor, rows: Bytes) -> Floats:
+    """What these rows of it mean. Raises `GgufError` for values that are no numbers: no model can compute with them."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = gguf_blocks.dequantize(rows, tensor.type.name)
+    if not np.isfinite(values).all():
+        raise _no_numbers(tensor)
+    return values
+
+
+def _no_numbers(tensor: GgufTensor) -> GgufError:
+    return GgufError(
+        f"tensor {tensor.name} ({tensor.type.name}) has values that are not numbers (NaN or infinite), so the file is "
+        "damaged; get it again"
+    )
+
+
 def _planned(
     name: str,
     tensor: GgufTensor,
@@ -134,12 +150,12 @@ def _planned(
 
     def pieces() -> Iterator[Buffer]:
         if len(shape) == 1:
-            values = gguf_blocks.dequantize(rows, kind)[0]
+            values = numbers(tensor, rows)[0]
             values = values if order is None else values[np.array(order)]
             yield _bytes(_as(values - np.float32(shift) if shift else values, name, dtype))
             return
         for slab in _slabs(rows, order):
-            yield _bytes(_as(gguf_blocks.dequantize(slab, kind), name, dtype))
+            yield _bytes(_as(numbers(tensor, slab), name, dtype))
 
     return [Planned(name, DTYPES[dtype], shape, pieces)]
 
@@ -160,10 +176,13 @@ def _kept(
 
     def codes() -> Iterator[Buffer]:
         for slab in _slabs(rows, order):
-            made = gguf_blocks.parts(slab, kind)
+            with np.errstate(over="ignore", invalid="ignore"):
+                made = gguf_blocks.parts(slab, kind)
+            if not gguf_blocks.is_sound(made):
+                raise _no_numbers(tensor)
             if not gguf_blocks.is_exact(kind, target.dtype):
                 kept = gguf_blocks.meant(made, target.dtype, scheme.bits)
-                losses.add(told, gguf_blocks.dequantize(slab, kind), kept)
+                losses.add(told, numbers(tensor, slab), kept)
             yield _bytes(made.weight)
 
     def scales() -> Iterator[Buffer]:
@@ -200,8 +219,9 @@ def _slabs(rows: Bytes, order: list[int] | None) -> Iterator[Bytes]:
 def _as(values: Floats, name: str, dtype: str) -> NDArray[Any]:
     with np.errstate(over="ignore"):
         cast = gguf_blocks.to_dtype(values, dtype)
-    if dtype == "float16" and not np.isfinite(cast).all() and np.isfinite(values).all():
-        raise Unsupported(f"tensor {name} has values that float16 cannot hold; choose --dtype float32")
+    holds = (cast & 0x7FFF < 0x7F80) if dtype == "bfloat16" else np.isfinite(cast)
+    if not holds.all():
+        raise Unsupported(f"tensor {name} has values that {dtype} cannot hold; choose --dtype float32")
     return cast
 
 

@@ -30,6 +30,7 @@ from worker.jobs.gguf_plan import (
     Losses,
     Target,
     choose_target,
+    numbers,
     plan_tensors,
     quantization_of,
 )
@@ -136,7 +137,7 @@ def _tables(gguf: Gguf, data: Bytes) -> dict[str, list[float]]:
     for name in (ROPE_FREQS, ROPE_LONG, ROPE_SHORT):
         if tensor := gguf.tensors.get(name):
             rows = gguf_blocks.row_view(data, tensor)
-            found[name] = gguf_blocks.dequantize(rows, tensor.type.name)[0].tolist()
+            found[name] = numbers(tensor, rows)[0].tolist()
     return found
 
 

@@ -60,7 +60,8 @@ class PromptState:
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays())
+        """All of the buffers, those of a longer conversation too that this one was branched off."""
+        return sum(array.nbytes for one in _parts(self.inner) for array in _arrays(list(vars(one).values())))
 
     def cut(self) -> None:
         """Nothing: how `inner` makes room is its own affair."""

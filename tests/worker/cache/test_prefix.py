@@ -10,6 +10,7 @@ from worker.cache.prefix import (
     MIN_TOKENS,
     MOST_CHECKPOINTS,
     PrefixCache,
+    asked_of_disk,
     checkpoint_of,
     common_length,
     marks_of,
@@ -170,7 +171,22 @@ def test_every_lookup_is_explained(prompt, reason, differs):
     _, lookup = prefix.take(prompt)
     assert reason in lookup.reason
     assert lookup.differs == differs
-    assert prefix.lookups[-1] is lookup
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "problem", "expected"),
+    [
+        ([*range(40), 77], 0, "", (40, 0, 40, "it goes on from what was kept", (-1, 77))),
+        ([*range(40), 77], 0, "a block was damaged", (40, 0, 40, "a block was damaged", (-1, 77))),
+        ([*range(500, 700)], 128, "", (128, 128, 128, "128 tokens were on disk", (-1, -1))),
+        ([*range(40), 77], 64, "x", (64, 64, 64, "64 tokens were on disk; then x", (-1, -1))),
+    ],
+)
+def test_a_lookup_that_went_on_to_the_disk_says_what_was_there(prompt, tokens, problem, expected):
+    prefix = cache()
+    put(prefix, list(range(40)))
+    found = asked_of_disk(prefix.take(prompt)[1], tokens, problem)
+    assert (found.reused, found.from_disk, found.common, found.reason, found.differs) == expected
 
 
 def test_a_lookup_says_what_the_kind_of_model_cost():

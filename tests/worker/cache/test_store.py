@@ -343,6 +343,83 @@ def test_a_damaged_block_is_put_aside_and_what_comes_before_is_used(make, layout
     assert folder.back(folder.store(), [*ids, 0])[0] == 256
 
 
+@pytest.mark.parametrize(
+    ("layout", "victims", "comes", "said"),
+    [
+        (
+            "full",
+            [(1, "kv"), (3, "kv")],
+            64,
+            "a block on disk was damaged: its checksum .* (tokens 64 to 128)",
+        ),
+        (
+            "full",
+            [(0, "kv"), (1, "kv"), (2, "kv"), (3, "kv")],
+            0,
+            "(tokens 0 to 64), and 3 more of the prompt",
+        ),
+        ("mixed", [(2, "kv"), (3, "kv"), (3, "state")], 0, "(tokens 128 to 192), and 2 more of the prompt"),
+        ("mixed", [(3, "state")], 0, "the state after 256 tokens on disk was damaged: its checksum"),
+        ("window", [(3, "state")], 0, "the state after 256 tokens on disk was damaged: its checksum"),
+    ],
+)
+def test_all_blocks_that_are_damaged_are_put_aside_at_once_and_written_again(
+    make, layout, victims, comes, said
+):
+    folder = make(layout)
+    ids = ids_of(1, 256)
+    folder.keep(ids, 64, 128)
+    kept = folder.store()
+    names = chain(kept.identity, 0, ids)
+    paths = [kept._files[names[number], kind] for number, kind in victims]
+    whole = folder.files()
+    for path in paths:
+        data = bytearray(path.read_bytes())
+        data[-9] ^= 4
+        path.write_bytes(data)
+    found: list[Found] = []
+    ready = threading.Event()
+
+    def on_done(good: Found) -> None:
+        found.append(good)
+        ready.set()
+
+    kept.fetch(kept.find([*ids, 0], 0), on_done)
+    assert ready.wait(20)
+    assert found[0].tokens == comes
+    assert all(part in found[0].problem for part in said.split(" .* "))
+    assert {path.name for path in (folder.path / "damaged").iterdir()} == {path.name for path in paths}
+    caches, points = caches_of(folder.layout, ids, (64, 128))
+    kept.offer(ids, 0, caches, points)
+    kept.flush(lambda: False)
+    assert folder.files() == whole
+    assert kept.disk_bytes == sum(path.stat().st_size for path in whole)
+    assert folder.back(folder.store(), [*ids, 0])[0] == 256
+
+
+@pytest.mark.parametrize("layout", ["full", "mixed"])
+def test_blocks_that_are_whole_and_do_not_fit_are_put_aside_too(make, layout, caplog):
+    """Their checksums are right: somebody else's program wrote them under our names."""
+    folder, other = make(layout), make("quantized", "other")
+    ids = ids_of(1, 128)
+    other.keep(ids)
+    folder.keep(ids)
+    kept = folder.store()
+    for path in folder.files():
+        name = parse(path.name)
+        strange = other.files()[0]
+        digest = parse(strange.name).digest
+        path.unlink()
+        new = path.with_name(str(block_file.Name(name.identity, name.block, digest, name.kind)))
+        new.write_bytes(strange.read_bytes())
+    kept = folder.store()
+    assert folder.back(kept, [*ids, 0])[0] == 0
+    assert folder.files() == []
+    assert "store.damaged" in told(caplog)
+    folder.keep(ids)
+    assert folder.back(folder.store(), [*ids, 0])[0] == 128
+
+
 def test_blocks_that_vanish_after_they_were_checked_are_a_miss(make, caplog):
     folder = make()
     ids = ids_of(1, 128)

@@ -11,6 +11,7 @@ from tests.fakes.model import SuccessorModel
 from worker.cache.prefix import PrefixCache
 from worker.engine.engine import Engine, Loaded, Output
 from worker.engine.sequence import SamplingPlan, Sequence
+from worker.unsound import no_numbers
 
 PATIENCE_S = 20.0
 BROKEN = 50
@@ -31,7 +32,8 @@ def engine() -> Iterator[tuple[Engine, Loaded, "queue.SimpleQueue[Output]"]]:
 
     def build() -> Loaded:
         model = BrokenModel()
-        return Loaded(model, PrefixCache(1 << 20, model.regime), 4, 8)
+        prefix = PrefixCache(1 << 20, model.regime)
+        return Loaded(model, prefix, 4, 8, description={"dtype": "float32"})
 
     loaded = engine.load(build).result(PATIENCE_S)
     yield engine, loaded, heard
@@ -61,9 +63,22 @@ def test_a_row_without_numbers_fails_by_name_and_the_others_go_on(engine, plan, 
     assert failure.message.startswith(
         f"request bad: the model's logits for answer token {len(said['bad']) + 1} are not"
     )
+    assert "in float32, the widest there is: the model's files are damaged" in failure.message
+    assert "load" not in failure.message
     running.call(lambda: None).result(PATIENCE_S)
     assert (
         loaded.prefix.take([*[start] * 20, *said["bad"], 1])[0] is None
     )  # what may be wrong is not used again
     assert loaded.prefix.take([*[1] * 20, 2, 3, 4])[0] is not None
     assert running.stats().active == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "said"),
+    [
+        ("float16", "x are not numbers (NaN or infinite), in float16; load the model with dtype float32"),
+        ("", "x are not numbers (NaN or infinite); load the model with dtype float32"),
+    ],
+)
+def test_a_wider_type_is_advised_where_there_is_one(dtype, said):
+    assert no_numbers("x", dtype) == said

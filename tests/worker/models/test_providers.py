@@ -128,6 +128,17 @@ def test_a_clone_goes_its_own_way_and_what_can_be_trimmed_is(write, tmp_path: Pa
     assert np.abs(run_once(model, PROMPT[9:20], fresh) - once).max() < 1e-5
 
 
+def test_a_branch_counts_the_whole_buffers_that_it_shares(tmp_path: Path) -> None:
+    """Until it runs a step it keeps those of the longer conversation alive."""
+    model = load_model(granite(tmp_path / "m"), provider="mlx-lm").model
+    caches = model.make_caches()
+    run_once(model, np.arange(600) % 50, caches)
+    for cache in caches:
+        branch = cache.clone()
+        branch.trim(590)
+        assert branch.nbytes == cache.nbytes
+
+
 def test_where_the_head_cannot_be_run_apart_whole_logits_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
