@@ -190,7 +190,7 @@ class Database:
         os.chmod(self.path, 0o600)  # -wal and -shm get the same
         suspect = self._damaged.exists()
         self._writer = db = _connect(self.path)
-        db.execute("PRAGMA journal_mode = WAL")
+        _to_wal(db)
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA foreign_keys = ON")
         if suspect or self.path.stat().st_size <= CHECKED_BYTES:
@@ -274,6 +274,19 @@ class Database:
         if len(os.fsencode(self.path)) > LONGEST_PATH:
             said = f"its path is longer than SQLite takes ({LONGEST_PATH} bytes); choose a data_dir higher up"
         return refuse(ErrorCode.FORBIDDEN, f"cannot use {self.path}: {error}; {said}")
+
+
+def _to_wal(db: sqlite3.Connection) -> None:
+    """SQLite does not wait by itself where another process does the same just now."""
+    until = time.monotonic() + BUSY_S
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
 
 
 class _Damaged(sqlite3.DatabaseError):

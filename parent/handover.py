@@ -8,6 +8,7 @@ adopted by the new image as they are after a kill; only a variable of the enviro
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -22,6 +23,7 @@ import psutil
 from parent import ports
 
 VARIABLE = "MLXD_HANDOVER"
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # what the server has handlers of
 PREFLIGHT_S = 60.0
 MOST_CONNECTIONS = 10_000  # one variable has at most 128 KiB on Linux
 
@@ -121,9 +123,11 @@ def execute(
     environment = {**os.environ, VARIABLE: msgspec.json.encode(handed).decode()}
     for fd in given:
         os.set_inheritable(fd, True)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # they wait until the new image has handlers
     try:
         os.execve(sys.executable, command(), environment)
     finally:  # only where it failed
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         for fd in given:
             os.set_inheritable(fd, False)
 

@@ -290,6 +290,7 @@ async def _serve(
         loop.add_signal_handler(number, stop, number)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
         loop.add_signal_handler(signal.SIGHUP, hang_up)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, handover.SIGNALS)  # an exec in place held them back
     accepting, url = listener.socket.dup(), listener.url
     instance.announce(url)  # only now: who reads it may send a signal
     try:

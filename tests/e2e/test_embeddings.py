@@ -47,7 +47,9 @@ def test_embeddings_of_the_official_sdk_are_the_same_as_numbers_and_as_base64(
     plain = sdk.embeddings.create(model=model, input=TEXTS, encoding_format="float")
     assert packed.model == model
     assert [each.index for each in packed.data] == [0, 1, 2, 3]
-    assert [each.embedding for each in packed.data] == [each.embedding for each in plain.data]
+    for each, other in zip(packed.data, plain.data, strict=True):
+        # The texts may come to share their steps in another way: last places differ.
+        assert each.embedding == pytest.approx(other.embedding, abs=1e-5)
     assert packed.usage.prompt_tokens == packed.usage.total_tokens > 0
     for each in packed.data:
         assert abs(math.hypot(*each.embedding) - 1) < 1e-5

@@ -85,7 +85,7 @@ def tiny(tmp_path: Path) -> Iterator[Served]:
 
 
 def test_streams_of_four_protocols_at_once_and_across_a_kill_are_each_as_alone(tiny: Served) -> None:
-    check(tiny, 160)
+    check(tiny, 96)
 
 
 @pytest.mark.slow
@@ -94,4 +94,4 @@ def test_streams_of_the_starter_at_once_and_across_a_kill_are_each_as_alone(
 ) -> None:
     with serving(starter_model.path, tmp_path) as running:
         running.wait_state("ready")
-        check(running, 24)
+        check(running, 10)

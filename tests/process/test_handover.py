@@ -5,6 +5,8 @@ import http.client
 import json
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +16,7 @@ import httpx2
 import pytest
 
 from parent import ports
-from tests.process.harness import DEADLINE_S, Served, chat, content, is_running, served, start, until
+from tests.process.harness import DEADLINE_S, ROOT, Served, chat, content, is_running, served, start, until
 from tests.process.test_restart import begin, mlxd, oracle, status
 from tests.process.test_shutdown import Streaming
 
@@ -302,3 +304,24 @@ def test_workers_of_a_live_server_are_not_left_over_though_its_lock_file_has_gon
         until(lambda: lock.exists() and f'"{server.url}"' in lock.read_text(), "the lock file is back")
         assert server.ask().status_code == 200
         assert server.engine()["pid"] == worker
+
+
+def test_a_signal_that_comes_in_mid_exec_waits_for_the_new_image() -> None:
+    """Before it has handlers a signal would end it at once, without an end for anybody."""
+    becoming = (
+        "import os, signal\n"
+        "from parent import handover, ports\n"
+        "here = ports.Listener('127.0.0.1', 0)\n"
+        "tell = 'import os, signal; os.kill(os.getpid(), signal.SIGTERM); print(signal.sigpending())'\n"
+        "handover.command = lambda: ['python', '-c', tell]\n"
+        "handover.execute(here, os.open(os.devnull, os.O_RDONLY))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", becoming],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (done.returncode, "SIGTERM" in done.stdout) == (0, True), done.stderr
