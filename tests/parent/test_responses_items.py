@@ -48,6 +48,10 @@ F, P = call("f", '{"a": 1}', "c1"), call("p", '{"input":"a\\n\\"b\\""}', "c2")
 CASES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     "a text": ("hi", [{"role": "user", "content": "hi"}]),
     "an easy message": ([USER], [{"role": "user", "content": "hi"}]),
+    "what is null": (
+        [{"type": None, "id": None, "status": None, "role": "user", "content": "hi"}, {**OUTPUT, "id": None}],
+        [{"role": "user", "content": "hi"}, {"role": "tool", "content": "done", "tool_call_id": "c1"}],
+    ),
     "parts": (
         [{"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]}],
         [{"role": "user", "content": "ab"}],

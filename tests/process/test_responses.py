@@ -238,6 +238,7 @@ def test_responses_in_the_background_have_failed_once_their_server_is_gone(
         failed = fetched(server, id)
         assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
         assert "ask again" in failed["error"]["message"]
+        assert error_of(ask(server, "go on", previous_response_id=id))[:2] == (400, "invalid_request")
         assert server.http.post(f"/v1/responses/{id}/cancel").json()["status"] == "failed"
 
 

@@ -78,7 +78,9 @@ def resolved(items: list[Item], known: dict[str, Item]) -> list[Item]:
 # ---------------------------------------------------------------- checks
 
 
-def _checked(item: Item, where: str) -> Item:
+def _checked(given: Item, where: str) -> Item:
+    """In one form: what is null is the same as what is left out."""
+    item = {key: value for key, value in given.items() if value is not None}
     kind = item.get("type")
     if is_too_deep(item):
         raise invalid(where, f"objects and lists may stand {MAX_DEPTH} deep in each other, not more")
