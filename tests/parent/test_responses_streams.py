@@ -24,7 +24,7 @@ bodies = st.fixed_dictionaries(
     {"input": st.just("hi"), "tools": st.just([FUNCTION, CUSTOM])},
     optional={
         "reasoning": st.sampled_from([{"summary": "auto"}, {"effort": "low"}]),
-        "include": st.just(["message.output_text.logprobs"]),
+        "include": st.sampled_from([["message.output_text.logprobs"], ["reasoning.encrypted_content"]]),
         "instructions": st.text(max_size=3),
         "store": st.booleans(),
         "background": st.just(True),

@@ -304,6 +304,8 @@ def test_responses_take_what_codex_sends(tmp_path: Path) -> None:
         {"type": "custom", "name": "apply_patch", "description": "Edits.",
          "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}},
         {"type": "local_shell"}, {"type": "web_search", "external_web_access": False},
+        {"type": "namespace", "name": "mcp__time__", "description": "Clocks.",
+         "tools": [{"type": "function", "name": "now", "parameters": {"type": "object"}, "strict": False}]},
     ]  # fmt: skip
     items = [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
@@ -315,8 +317,12 @@ def test_responses_take_what_codex_sends(tmp_path: Path) -> None:
         {"type": "custom_tool_call_output", "call_id": "c2", "output": "ok"},
         {"type": "local_shell_call", "call_id": "c3", "status": "completed", "action": {"type": "exec"}},
         {"type": "ghost_snapshot", "ghost_commit": {"id": "1"}},
+        {"type": "function_call", "name": "now", "namespace": "mcp__time__", "arguments": "{}", "call_id": "c4"},
+        {"type": "function_call_output", "call_id": "c4", "output": "noon"},
     ]  # fmt: skip
-    calls = [["shell", '{"command": ["pwd"]}'], ["apply_patch", '{"input": "*** Begin\\n"}']]
+    calls = [
+        ["shell", '{"command": ["pwd"]}'], ["apply_patch", '{"input": "*** Begin\\n"}'], ["mcp__time__now", "{}"]
+    ]  # fmt: skip
     with served(tmp_path, {"tokens": 2, "reasoning": 1, "calls": calls}) as server:
         answer = ask(
             server, items, model="fake", instructions="You are.", tools=tools, tool_choice="auto",
@@ -328,11 +334,13 @@ def test_responses_take_what_codex_sends(tmp_path: Path) -> None:
         told = frames(answer.text)
         done = [frame["item"] for frame in told if frame["type"] == "response.output_item.done"]
         assert [item["type"] for item in done] == [
-            "reasoning", "message", "function_call", "custom_tool_call"
+            "reasoning", "message", "function_call", "custom_tool_call", "function_call"
         ]  # fmt: skip
         assert done[0]["summary"]
         assert done[2]["arguments"] == calls[0][1]
         assert done[3]["input"] == "*** Begin\n"
+        assert (done[4]["namespace"], done[4]["name"]) == ("mcp__time__", "now")
+        assert done[0]["encrypted_content"]
         assert told[-1]["response"]["output"] == done
         assert set(told[-1]["response"]["usage"]) == {
             "input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details", "total_tokens"

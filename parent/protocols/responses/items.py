@@ -95,6 +95,8 @@ def _checked(given: Item, where: str) -> Item:
     if kind in ("function_call", "custom_tool_call"):
         for name in ("call_id", "name", "arguments" if kind == "function_call" else "input"):
             _string(item, name, where)
+        if "namespace" in item:
+            _string(item, "namespace", where)
     elif kind in ("function_call_output", "custom_tool_call_output"):
         if item.get("call_id") is not None:
             _string(item, "call_id", where)
