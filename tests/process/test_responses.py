@@ -265,6 +265,15 @@ def test_responses_are_made_where_nothing_may_be_stored(tmp_path: Path) -> None:
         assert "history_bytes" in message
 
 
+@pytest.mark.parametrize("field", ["model", "keep_alive", "previous_response_id"])
+def test_responses_do_not_say_again_what_is_megabytes_long(tmp_path: Path, field: str) -> None:
+    with served(tmp_path) as server:
+        status, _, message = error_of(ask(server, **{field: "x" * (1 << 20)}))
+        assert status in (400, 404)
+        assert "xxx" in message
+        assert len(message) < 400
+
+
 # ---------------------------------------------------------------- prompts
 
 
