@@ -46,6 +46,10 @@ class Reading:
     def take(self) -> list[Event]:
         return []
 
+    def fail(self, failure: Failure) -> None:
+        if not self.vector.done():
+            self.vector.set_exception(Refused(failure))
+
 
 class Embedder:
     """Both routes. Everything here runs on the event loop but for encoding, which has a thread."""
