@@ -92,7 +92,7 @@ def _body(rules: Rules, text: str, calls: Calls | None) -> str:
     if text:
         return f"{several} | {text}"
     if form.bare:
-        return f"{several} | /[^{form.lead[0]}]{ANY}/"
+        return f"{several} | /[^\\{form.lead[0]}]{ANY}/"
     once = f"{rules.upto(form.lead)} {units}"
     return f"({once})* /{ANY}/" if calls.is_parallel else f"({once} | /{ANY}/)"
 
