@@ -41,7 +41,7 @@ def parse_seconds(text: str) -> float | None:
     """`5m` to 300.0; `-1` to None, which means never. Raises ValueError with what was wrong."""
     match = _NUMBER.fullmatch(text)
     if not match or match[2].lower() not in _SECONDS:
-        raise ValueError(f"{text!r} is not a duration; write for example 30s, 5m, 2h or -1 for never")
+        raise ValueError(f"{text[:40]!r} is not a duration; write for example 30s, 5m, 2h or -1 for never")
     number = float(match[1])
     return None if number < 0 else number * _SECONDS[match[2].lower()]
 

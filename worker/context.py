@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.control import LaunchModel
+from shared.errors import Failure
 from shared.wire import ModelFacts, Sampling
 from worker.engine.engine import Loaded
 from worker.engine.grammar import GrammarCompiler
@@ -91,7 +92,9 @@ async def open_context(launch: LaunchModel, loading: Loading) -> ModelContext:
         blas=os.environ.get("MLXD_BLAS_NAME", ""),
         defaults=defaults,
         kind=checkpoint.kind,
-        dimensions=loaded.pooling.width if checkpoint.kind != "reranker" else 0,
+        dimensions=0
+        if checkpoint.kind == "reranker" or isinstance(loaded.pooling, Failure)
+        else loaded.pooling.width,
     )
     return ModelContext(
         launch.model_id,

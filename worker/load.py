@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shared.checkpoint import Checkpoint, inspect
 from shared.control import LaunchModel
 from shared.encoders import FORWARD_CPU, FORWARD_GPU, is_encoder
-from shared.errors import ErrorCode, refuse
+from shared.errors import ErrorCode, Failure, Refused, refuse
 from shared.units import format_bytes
 from worker.embed.sentence import read_sentence
 from worker.engine.engine import Engine, Loaded
@@ -22,6 +22,7 @@ from worker.engine.kv_budget import KvBudget
 
 if TYPE_CHECKING:
     from worker.cache.store import Store
+    from worker.embed.pooling import Head
 
 Tell = Callable[[str, int, int], None]
 
@@ -90,7 +91,6 @@ def _build(launch: LaunchModel, path: Path, tell: Tell) -> Loaded:
     import mlx.core as mx
 
     from worker.cache.prefix import PrefixCache
-    from worker.embed.pooling import Head
     from worker.models import load_model
 
     on_gpu = mx.default_device().type == mx.DeviceType.gpu
@@ -127,9 +127,7 @@ def _build(launch: LaunchModel, path: Path, tell: Tell) -> Loaded:
         kv=kv,
         check_prefix=launch.check_prefix,
         store=store,
-        pooling=Head(
-            read_sentence(path, is_encoder=False), int(model.checkpoint.config.get("hidden_size", 0))
-        ),
+        pooling=_head(path, model.checkpoint),
         description={
             "dtype": str(model.dtype).rpartition(".")[2],
             "kv_bytes_per_token": kv.token_bytes,
@@ -137,6 +135,19 @@ def _build(launch: LaunchModel, path: Path, tell: Tell) -> Loaded:
             "device": device,
         },
     )
+
+
+def _head(path: Path, checkpoint: Checkpoint) -> "Head | Failure":
+    """What makes a vector of a decoder's states; of one that was made to write its files may say what cannot be."""
+    from worker.embed.pooling import Head
+
+    try:
+        sentence = read_sentence(path, is_encoder=False)
+        return Head(sentence, int(checkpoint.config.get("hidden_size", 0)))
+    except Refused as refused:
+        if checkpoint.kind != "chat":
+            raise
+        return refused.failure
 
 
 def limit_memory(mx: Any) -> None:

@@ -6,6 +6,7 @@ own into events.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,6 +35,8 @@ from worker.shape import Shape, shape_of
 from worker.stream import Stream
 from worker.text.conversation import render_chat
 
+log = logging.getLogger("worker")
+
 OnStep = Callable[[StepFrame], None]
 
 RENDER_S = 30.0
@@ -53,6 +56,9 @@ class Listener(Protocol):
 
     def take(self) -> list[Event]:
         """The events that are ready."""
+
+    def fail(self, failure: Failure) -> None:
+        """It is over: nothing that comes for it can be read any more."""
 
 
 class Pipeline:
@@ -79,7 +85,13 @@ class Pipeline:
             stream = self._streams.get(output.id)
             if stream is None or stream.serial != output.serial:
                 continue
-            if stream.feed(output):
+            try:
+                is_over = stream.feed(output)
+            except Exception as error:  # the others of this step must not miss what it gave them
+                log.exception("worker.answer_failed")
+                stream.fail(Failure(ErrorCode.INTERNAL, f"a bug in the server: {type(error).__name__}"))
+                is_over = True
+            if is_over:
                 self._engine.cancel(output.id)
             if stream.reader and (events := stream.take()):
                 frames.setdefault(stream.reader, []).append((output.id, events))

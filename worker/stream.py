@@ -9,6 +9,7 @@ import time
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from shared.errors import Failure
 from shared.wire import (
     Alternative,
     Content,
@@ -137,6 +138,13 @@ class Stream:
         self._num_cached = min(reused, self.num_prompt)
         left = max(0, self._limit - len(self.sequence.prompt))
         self._events.append(Started(self.num_prompt, self._num_cached, left, self._prompt))
+
+    def fail(self, failure: Failure) -> None:
+        """End it here; what it holds is not given out."""
+        if not self.is_done:
+            self._pieces.clear()
+            self._end(Failed(failure))
+            self._wake.set()
 
     def _token(self, token: int, scores: "Scores | None" = None, *, is_eos: bool) -> None:
         if self._first_at is None:

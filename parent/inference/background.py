@@ -23,6 +23,7 @@ class Run:
         self.is_over = False
         self.is_shutdown = False  # why it was cancelled: the server leaves
         self._task: asyncio.Task[None] | None = None
+        self._is_cancelled = False
         self._moved = asyncio.Event()
 
     @property
@@ -67,9 +68,11 @@ class Run:
                     yield b""
 
     async def cancel(self) -> None:
-        """Returns once it is over."""
+        """Returns once it is over. It is cancelled once, whoever else asks: what it does at its end is not cut."""
         if self._task is not None:
-            self._task.cancel()
+            if not self._is_cancelled:
+                self._is_cancelled = True
+                self._task.cancel()
             await asyncio.wait({self._task})
 
     def _tell(self) -> None:
@@ -88,6 +91,11 @@ class Background:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def all_running(self) -> frozenset[str]:
+        """Their ids."""
+        return frozenset(self._running)
 
     def add(self, id: str, run: Run) -> None:
         """A place for a run that begins soon. Raises `Refused` (queue_full) where there is none."""

@@ -167,6 +167,8 @@ class History:
 
 ROW_BYTES = 100
 """What a row costs beside its delta, about."""
+MAX_SHOWN = 80
+"""Characters of an id, which may be anything that a client sent."""
 
 
 def _size(id: str, delta: bytes) -> int:
@@ -218,6 +220,7 @@ def _is_there(id: str) -> Refused:
 
 def _no_such(link: str, asked: str) -> Refused:
     through = "" if link == asked else f", which {asked} follows on"
+    link = link[:MAX_SHOWN]
     return refuse(
         ErrorCode.NOT_FOUND,
         f"there is no response {link}{through}: it has expired, was deleted, or was not stored",

@@ -14,6 +14,7 @@ from parent.model_options import ModelOptions, Profile
 from shared.errors import ErrorCode, Refused, refuse
 
 _SHOWN = 10  # ids in a message
+_LONGEST = 200  # characters of a name that are looked at
 _COMMIT = re.compile(r"[0-9a-f]{8,40}")
 
 
@@ -114,6 +115,8 @@ class Names:
         return None
 
     def _not_found(self, name: str) -> str:
+        """A name may be megabytes, and looking for what is near it takes as long as it is."""
+        name = name[:_LONGEST]
         if not self.entries:
             return f"there is no model {name!r}, and none at all yet; `mlxd pull starter` fetches one"
         known = {each.casefold(): each for each in self._exact}

@@ -10,7 +10,8 @@ from parent.protocols.limits import MAX_DEPTH, is_too_deep, shown
 from parent.protocols.refusing import invalid
 from shared import wire
 
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+MAX_NAME = 128  # as Anthropic has it; those of OpenAI are half as long
+_NAME = re.compile(rf"[a-zA-Z0-9_.-]{{1,{MAX_NAME}}}")
 
 
 def tool(
@@ -23,8 +24,7 @@ def tool(
     field: str = "parameters",
 ) -> wire.Tool:
     """One function. `where` names its place in messages, `field` what its schema is called. Raises `Refused`."""
-    if not _NAME.fullmatch(name):
-        raise invalid(f"{where}.name", f"must be 1 to 64 letters, digits, '_', '.' or '-', not {shown(name)}")
+    check_name(name, where)
     schema = parameters or {}
     if schema.get("type", "object") != "object":
         raise invalid(
@@ -37,12 +37,21 @@ def tool(
     return wire.Tool(name, description or "", schema, strict)
 
 
-def check_names(tools: list[wire.Tool], where: str) -> None:
-    """Raises `Refused` where two tools have one name."""
+def check_name(name: str, where: str) -> None:
+    """Raises `Refused` for what cannot be a name."""
+    if not _NAME.fullmatch(name):
+        raise invalid(
+            f"{where}.name", f"must be 1 to {MAX_NAME} letters, digits, '_', '.' or '-', not {shown(name)}"
+        )
+
+
+def check_names(tools: list[wire.Tool], where: str | list[str]) -> None:
+    """Raises `Refused` where two tools have one name. `where`: the list's name, or the place of each."""
     seen: set[str] = set()
     for index, each in enumerate(tools):
         if each.name in seen:
-            raise invalid(f"{where}[{index}]", f"there is a tool named {each.name!r} already")
+            place = f"{where}[{index}]" if isinstance(where, str) else where[index]
+            raise invalid(place, f"there is a tool named {each.name!r} already")
         seen.add(each.name)
 
 

@@ -89,6 +89,7 @@ class ResponsesRoutes:
     async def _complete(self, asked: ResponsesRequest) -> ResponsesRequest:
         """With what is stored of the conversation, and of the items that are only named. Raises `Refused`."""
         previous = asked.shown.previous_response_id
+        running = self.background.all_running  # before its row is read: what ends meanwhile is not lost
         deltas = await self.history.expand(previous) if previous else []
         known: dict[str, Item] = {}
         for name in responses_items.references(asked.items):
@@ -96,7 +97,9 @@ class ResponsesRoutes:
                 known |= await self._items_beside(name)
         if not deltas and len(asked.items) < 100:
             return responses.completed(asked, [], known)
-        return await asyncio.to_thread(lambda: responses.completed(asked, stored.conversation(deltas), known))
+        return await asyncio.to_thread(
+            lambda: responses.completed(asked, stored.conversation(deltas, running), known)
+        )
 
     async def _items_beside(self, name: str) -> dict[str, Item]:
         """The items of the stored response that this one is of, by their ids."""
@@ -159,9 +162,10 @@ class ResponsesRoutes:
 
     async def input_items(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """`GET /v1/responses/{id}/input_items`: all that the response was made of."""
-        query = query_of(scope)
+        query, running = query_of(scope), self.background.all_running
         *past, last = await self.history.expand(scope["path_params"]["id"])
-        listed = stored.page([*stored.conversation(past), *stored.input_of(last)], query)
+        before = stored.conversation(past, running)
+        listed = stored.page([*before, *stored.input_of(last)], query)
         await asgi.respond(send, 200, msgspec.json.encode(listed))
 
     async def input_tokens(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:

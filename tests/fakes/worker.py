@@ -27,6 +27,7 @@ import uvloop
 from shared import asgi, control, jobs, ndjson, wire
 from shared.errors import ErrorCode, Failure
 from shared.version import VERSION, WIRE
+from tests.fakes import reading
 from tests.fakes import script as scripts
 
 WORDS = ("alpha", "beta", "gamma", "delta", "épsilon", "zeta", "eta", "theta", "λ", "mu", "東京", "xi", "pi")
@@ -321,6 +322,11 @@ class Worker:
             text = prompt_text(_decode_render(body).prompt)
             result = wire.RenderResult(text, [token_at(text, 0, at) for at in range(len(text.split()))])
             await asgi.respond(send, 200, msgspec.json.encode(result))
+            return
+        if scope["path"] in ("/embed", "/rank"):
+            if self.script.crash_after == 0 and self.spawns <= self.script.crash_times:
+                os.kill(os.getpid(), signal.SIGKILL)
+            await asgi.respond(send, 200, msgspec.json.encode(reading.answer(scope["path"], body)))
             return
         request = _decode_generate(body)
         try:

@@ -79,10 +79,10 @@ def test_openai_tool_choice_in_each_of_its_forms(
 
 
 WRONG: list[tuple[dict[str, Any], ErrorCode, str, str]] = [
-    ({"tools": [function("")]}, ErrorCode.INVALID_REQUEST, "tools[0].function.name", "1 to 64"),
+    ({"tools": [function("")]}, ErrorCode.INVALID_REQUEST, "tools[0].function.name", "1 to 128"),
     ({"tools": [F, function("a b")]}, ErrorCode.INVALID_REQUEST, "tools[1].function.name", "'a b'"),
-    ({"tools": [function("f\n")]}, ErrorCode.INVALID_REQUEST, "tools[0].function.name", "1 to 64"),
-    ({"tools": [function("x" * 65)]}, ErrorCode.INVALID_REQUEST, "tools[0].function.name", "1 to 64"),
+    ({"tools": [function("f\n")]}, ErrorCode.INVALID_REQUEST, "tools[0].function.name", "1 to 128"),
+    ({"tools": [function("x" * 129)]}, ErrorCode.INVALID_REQUEST, "tools[0].function.name", "1 to 128"),
     ({"tools": [F, G, F]}, ErrorCode.INVALID_REQUEST, "tools[2]", "'f' already"),
     ({"tools": [{"type": "function"}]}, ErrorCode.INVALID_REQUEST, "tools[0].function", "an object"),
     ({"tools": [function("f", parameters=[])]}, ErrorCode.INVALID_REQUEST, "tools[0].function.parameters", "object"),

@@ -123,6 +123,29 @@ def test_responses_frames_of_the_newest_are_kept() -> None:
     asyncio.run(main())
 
 
+def test_responses_are_cancelled_once_however_many_ask() -> None:
+    """What one does at its end, such as to store it, is not cut by who asks later."""
+
+    async def main() -> None:
+        background, run = Background(), run_of()
+
+        async def work() -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                await turns(5)
+                run.publish(frame(0))
+
+        background.add("a", run)
+        background.start("a", work)
+        await turns(1)
+        await asyncio.gather(run.cancel(), asyncio.sleep(0), background.close(), run.cancel())
+        assert run.is_over
+        assert await read(run, 0) == frame(0)
+
+    asyncio.run(main())
+
+
 def test_responses_that_run_are_ended_with_the_server_and_know_why() -> None:
     async def main() -> None:
         background = Background()

@@ -22,6 +22,8 @@ PATCH = {
     "type": "custom", "name": "apply_patch", "description": "Edits files.",
     "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"},
 }  # fmt: skip
+SERVER = {"type": "namespace", "name": "mcp__time__", "description": "Clocks.", "tools": [NOW, PATCH]}
+CRM = {"type": "namespace", "name": "crm", "description": "", "tools": [NOW]}
 
 
 def ask(manners: Manners = PLAIN, **fields: Any) -> ResponsesRequest:
@@ -81,6 +83,12 @@ def names(asked: ResponsesRequest) -> list[str]:
             "tool_choice",
             wire.ToolChoice("required", "apply_patch"),
         ),
+        (
+            {"tools": [SERVER], "tool_choice": {"type": "function", "namespace": "mcp__time__", "name": "now"}},
+            "tool_choice",
+            wire.ToolChoice("required", "mcp__time__now"),
+        ),
+        ({"tools": [{**SERVER, "tools": [{"type": "mcp"}]}]}, "ignored", ["mcp"]),
         ({"tools": [NOW, {"type": "mcp"}, {"type": "web_search"}, {"type": "mcp"}]}, "ignored", ["mcp", "web_search"]),
     ],
 )  # fmt: skip
@@ -114,6 +122,39 @@ def test_responses_tools_are_functions_and_custom_ones_take_one_text() -> None:
     assert "start: /.+/" in patch.description
     assert asked.shown.custom == {"apply_patch"}
     assert [tool["type"] for tool in asked.shown.tools] == ["function", "custom"]
+
+
+def test_responses_tools_of_a_namespace_have_both_names_in_one() -> None:
+    asked = ask(tools=[NOW, SERVER, CRM])
+    assert names(asked) == ["now", "mcp__time__now", "mcp__time__apply_patch", "crm__now"]
+    assert asked.shown.namespaced == {
+        "mcp__time__now": ("mcp__time__", "now"),
+        "mcp__time__apply_patch": ("mcp__time__", "apply_patch"),
+        "crm__now": ("crm", "now"),
+    }
+    assert asked.shown.custom == {"mcp__time__apply_patch"}
+    told = asked.shown.tools[1]
+    assert (told["type"], told["name"], told["description"]) == ("namespace", "mcp__time__", "Clocks.")
+    assert [each["name"] for each in told["tools"]] == ["now", "apply_patch"]
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([CRM, CRM], "tools[1].tools[0]"),
+        ([{**CRM, "name": "c" * 130}], "tools[0].tools[0].name"),
+        ([{**CRM, "name": "a b"}], "tools[0].tools[0].name"),
+        ([{**CRM, "tools": [{**NOW, "name": ""}]}], "tools[0].tools[0].name"),
+        ([{**CRM, "tools": [5]}], "tools[0].tools[0]"),
+        ([{**CRM, "tools": [{"type": 5}]}], "tools[0].tools[0].type"),
+        ([{"type": "namespace", "name": "crm"}], "tools[0]"),
+        ([{"type": "web_search"}, NOW, NOW], "tools[2]"),
+    ],
+)
+def test_responses_namespaces_are_refused_by_place(tools: list[Any], param: str) -> None:
+    with pytest.raises(Refused) as refused:
+        ask(tools=tools)
+    assert refused.value.failure.param == param
 
 
 @pytest.mark.parametrize(

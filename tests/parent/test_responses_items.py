@@ -13,6 +13,7 @@ from parent.protocols.responses import stored as responses_stored
 from parent.protocols.responses.custom import CustomInput
 from parent.protocols.responses.messages import messages, shortened
 from parent.protocols.responses.request import ResponsesRequest
+from parent.protocols.responses.sealed import opened, sealed
 from shared import wire
 from shared.errors import ErrorCode, Failure, Refused
 
@@ -27,6 +28,7 @@ SUMMARY = {
     "summary": [{"type": "summary_text", "text": "so"}],
     "encrypted_content": None,
 }
+SEALED = {"type": "reasoning", "summary": [], "encrypted_content": sealed("hm, ñ 😀")}
 HIDDEN = {"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "done"}
@@ -48,6 +50,10 @@ F, P = call("f", '{"a": 1}', "c1"), call("p", '{"input":"a\\n\\"b\\""}', "c2")
 CASES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     "a text": ("hi", [{"role": "user", "content": "hi"}]),
     "an easy message": ([USER], [{"role": "user", "content": "hi"}]),
+    "what is null": (
+        [{"type": None, "id": None, "status": None, "role": "user", "content": "hi"}, {**OUTPUT, "id": None}],
+        [{"role": "user", "content": "hi"}, {"role": "tool", "content": "done", "tool_call_id": "c1"}],
+    ),
     "parts": (
         [{"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]}],
         [{"role": "user", "content": "ab"}],
@@ -79,6 +85,16 @@ CASES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
         [{"role": "assistant", "reasoning_content": "hm\n\nso", "content": "Hello"}],
     ),
     "thinking that is hidden": ([HIDDEN, SAID], [{"role": "assistant", "content": "Hello"}]),
+    "thinking that only we can read": (
+        [SEALED, SAID],
+        [{"role": "assistant", "reasoning_content": "hm, ñ 😀", "content": "Hello"}],
+    ),
+    "a call of a namespace": (
+        [{**CALL, "namespace": "mcp__x__"}, {**PATCH, "namespace": "crm"}],
+        [{"role": "assistant", "content": None, "tool_calls": [
+            call("mcp__x__f", '{"a": 1}', "c1"), call("crm__p", P["function"]["arguments"], "c2"),
+        ]}],
+    ),
     "two texts": ([SAID, SAID], [{"role": "assistant", "content": "Hello"}] * 2),
     "a text after a call": (
         [CALL, SAID],
@@ -141,6 +157,12 @@ def test_responses_references_stand_for_the_items() -> None:
     assert responses_items.resolved(found, known)[:2] == [{"type": "message"}, CALL]
     with pytest.raises(Refused, match="no stored item 'a'"):
         responses_items.resolved(found, {"b": CALL})
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), st.text(max_size=8))
+def test_responses_sealed_thinking_is_opened_again_and_nothing_else(thought: str, junk: str) -> None:
+    assert opened(sealed(thought)) == thought
+    assert opened(junk) == opened("mlxd.!" + junk) == opened(None) == opened(sealed("abcd")[:-1]) == ""
 
 
 # ---------------------------------------------------------------- free text

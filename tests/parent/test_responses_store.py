@@ -77,16 +77,16 @@ class StoredResponsesAreTheModel(RuleBasedStateMachine):
             id = self.model[id]["previous"]
         said: list[tuple[str, str]] = []
         for link in chain:
-            if link["status"] == "queued":
+            if link["id"] in self.running:
                 return ErrorCode.CONFLICT
-            if link["status"] in ("failed", "cancelled"):
+            if link["status"] in ("queued", "failed", "cancelled"):
                 return ErrorCode.INVALID_REQUEST
             said += [("user", link["asked"]), ("assistant", link["said"])]
         return said
 
     def conversation(self, id: str) -> Any:
         async def look() -> list[tuple[str, str]]:
-            items = responses_stored.conversation(await self.history.expand(id))
+            items = responses_stored.conversation(await self.history.expand(id), self.running)
             return [(item["role"], item["content"][0]["text"]) for item in items]
 
         found = self.run(look())
@@ -97,7 +97,7 @@ class StoredResponsesAreTheModel(RuleBasedStateMachine):
         put = self.history.replace if response.id in self.model else self.history.remember
         assert self.run(put(response.id, previous, delta, "m")) is True
         self.model[response.id] = {
-            "previous": previous, "asked": asked, "said": said, "status": response.status,
+            "id": response.id, "previous": previous, "asked": asked, "said": said, "status": response.status,
             "expires": self.world.now + TTL_S,
         }  # fmt: skip
         return response.id

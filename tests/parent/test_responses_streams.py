@@ -24,7 +24,7 @@ bodies = st.fixed_dictionaries(
     {"input": st.just("hi"), "tools": st.just([FUNCTION, CUSTOM])},
     optional={
         "reasoning": st.sampled_from([{"summary": "auto"}, {"effort": "low"}]),
-        "include": st.just(["message.output_text.logprobs"]),
+        "include": st.sampled_from([["message.output_text.logprobs"], ["reasoning.encrypted_content"]]),
         "instructions": st.text(max_size=3),
         "store": st.booleans(),
         "background": st.just(True),
@@ -104,11 +104,21 @@ class Item:
             assert frame.get("logprobs", []) == self.logprobs
 
 
+def as_asked(events: list[wire.Event], body: dict[str, Any]) -> list[wire.Event]:
+    """A worker tells log-probabilities only to who asks for them."""
+    if responses.LOGPROBS in body.get("include", ()):
+        return events
+    return [
+        msgspec.structs.replace(event, logprobs=[]) if isinstance(event, wire.Content) else event
+        for event in events
+    ]
+
+
 @given(answers(), st.lists(st.integers(1, 4), max_size=20), bodies, finishes)
 def test_responses_deltas_joined_are_the_whole_answer_however_events_are_batched(
     events: list[wire.Event], sizes: list[int], body: dict[str, Any], reason: wire.FinishReason
 ) -> None:
-    meta = meta_of(body)
+    meta, events = meta_of(body), as_asked(events, body)
     finish = wire.Finish(reason, wire.Usage(3, 4, 1, 2))
     frames = streamed(meta, events, sizes, finish).frames
     whole = Answer()
@@ -152,6 +162,7 @@ def test_responses_show_every_character_that_the_model_wrote(
     events: list[wire.Event], sizes: list[int], body: dict[str, Any]
 ) -> None:
     meta = meta_of(body | {"tools": [FUNCTION, {**FUNCTION, "name": "f1"}]})
+    events = as_asked(events, body)
     finish = wire.Finish("stop", wire.Usage(3, 4))
     output = streamed(meta, events, sizes, finish).frames[-1]["response"]["output"]
     whole = Answer()

@@ -238,6 +238,7 @@ def test_responses_in_the_background_have_failed_once_their_server_is_gone(
         failed = fetched(server, id)
         assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
         assert "ask again" in failed["error"]["message"]
+        assert error_of(ask(server, "go on", previous_response_id=id))[:2] == (400, "invalid_request")
         assert server.http.post(f"/v1/responses/{id}/cancel").json()["status"] == "failed"
 
 
@@ -262,6 +263,15 @@ def test_responses_are_made_where_nothing_may_be_stored(tmp_path: Path) -> None:
         status, code, message = error_of(ask(server, background=True))
         assert (status, code) == (400, "unsupported")
         assert "history_bytes" in message
+
+
+@pytest.mark.parametrize("field", ["model", "keep_alive", "previous_response_id"])
+def test_responses_do_not_say_again_what_is_megabytes_long(tmp_path: Path, field: str) -> None:
+    with served(tmp_path) as server:
+        status, _, message = error_of(ask(server, **{field: "x" * (1 << 20)}))
+        assert status in (400, 404)
+        assert "xxx" in message
+        assert len(message) < 400
 
 
 # ---------------------------------------------------------------- prompts
@@ -303,6 +313,8 @@ def test_responses_take_what_codex_sends(tmp_path: Path) -> None:
         {"type": "custom", "name": "apply_patch", "description": "Edits.",
          "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}},
         {"type": "local_shell"}, {"type": "web_search", "external_web_access": False},
+        {"type": "namespace", "name": "mcp__time__", "description": "Clocks.",
+         "tools": [{"type": "function", "name": "now", "parameters": {"type": "object"}, "strict": False}]},
     ]  # fmt: skip
     items = [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
@@ -314,8 +326,12 @@ def test_responses_take_what_codex_sends(tmp_path: Path) -> None:
         {"type": "custom_tool_call_output", "call_id": "c2", "output": "ok"},
         {"type": "local_shell_call", "call_id": "c3", "status": "completed", "action": {"type": "exec"}},
         {"type": "ghost_snapshot", "ghost_commit": {"id": "1"}},
+        {"type": "function_call", "name": "now", "namespace": "mcp__time__", "arguments": "{}", "call_id": "c4"},
+        {"type": "function_call_output", "call_id": "c4", "output": "noon"},
     ]  # fmt: skip
-    calls = [["shell", '{"command": ["pwd"]}'], ["apply_patch", '{"input": "*** Begin\\n"}']]
+    calls = [
+        ["shell", '{"command": ["pwd"]}'], ["apply_patch", '{"input": "*** Begin\\n"}'], ["mcp__time__now", "{}"]
+    ]  # fmt: skip
     with served(tmp_path, {"tokens": 2, "reasoning": 1, "calls": calls}) as server:
         answer = ask(
             server, items, model="fake", instructions="You are.", tools=tools, tool_choice="auto",
@@ -327,11 +343,13 @@ def test_responses_take_what_codex_sends(tmp_path: Path) -> None:
         told = frames(answer.text)
         done = [frame["item"] for frame in told if frame["type"] == "response.output_item.done"]
         assert [item["type"] for item in done] == [
-            "reasoning", "message", "function_call", "custom_tool_call"
+            "reasoning", "message", "function_call", "custom_tool_call", "function_call"
         ]  # fmt: skip
         assert done[0]["summary"]
         assert done[2]["arguments"] == calls[0][1]
         assert done[3]["input"] == "*** Begin\n"
+        assert (done[4]["namespace"], done[4]["name"]) == ("mcp__time__", "now")
+        assert done[0]["encrypted_content"]
         assert told[-1]["response"]["output"] == done
         assert set(told[-1]["response"]["usage"]) == {
             "input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details", "total_tokens"

@@ -9,6 +9,7 @@ import pytest
 from shared.errors import ErrorCode, Refused
 from shared.wire import (
     ChatPrompt,
+    Failed,
     Prefill,
     Reasoning,
     Sampling,
@@ -20,6 +21,7 @@ from shared.wire import (
 from tests.oracles.checkpoints import reference, write_case
 from tests.worker.asking import GREEDY, WARM, ask, finish, ids, request, run, served, text
 from worker.engine.engine import Output
+from worker.stream import Stream
 
 CASE = "llama_tied"
 
@@ -315,5 +317,32 @@ def test_thinking_is_split_off_when_the_template_opens_it(model_dir, tmp_path):
             assert usage.reasoning_tokens == usage.completion_tokens
             raw = await ask(pipeline, request("raw", prompt=prompt, split_reasoning=False))
             assert text(raw).lstrip("\r\n") == text(events, Reasoning)
+
+    run(body)
+
+
+def test_an_answer_that_cannot_be_read_fails_alone(model_dir, monkeypatch):
+    """A bug in what reads one answer takes nothing from those beside it."""
+
+    async def body() -> None:
+        async with served(model_dir) as pipeline:
+            alone = await ask(pipeline, request("alone", sampling=WARM))
+            feed = Stream.feed
+
+            def broken(stream: Stream, output: Output) -> bool:
+                if stream.sequence.id == "bad" and stream._num_completion == 3:
+                    raise ZeroDivisionError
+                return feed(stream, output)
+
+            monkeypatch.setattr(Stream, "feed", broken)
+            bad, *good = await asyncio.gather(
+                ask(pipeline, request("bad")),
+                *(ask(pipeline, request(f"good{n}", sampling=WARM)) for n in range(3)),
+            )
+            assert isinstance(bad[-1], Failed)
+            assert bad[-1].failure.code is ErrorCode.INTERNAL
+            assert "ZeroDivisionError" in bad[-1].failure.message
+            assert [text(events) for events in good] == [text(alone)] * 3
+            assert pipeline.num_streams == 0
 
     run(body)

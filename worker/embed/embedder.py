@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from shared.encoders import ABILITIES, ENCODERS, Kind
-from shared.errors import ErrorCode, Refused, refuse
+from shared.errors import ErrorCode, Failure, Refused, refuse
 from shared.wire import EmbedRequest, EmbedResult, Event, RankRequest, RankResult, TextPrompt, TokenPrompt
 from worker.embed.groups import groups
 from worker.embed.texts import Ids, check_length, encode, encode_pairs
@@ -47,6 +47,10 @@ class Reading:
     def take(self) -> list[Event]:
         return []
 
+    def fail(self, failure: Failure) -> None:
+        if not self.vector.done():
+            self.vector.set_exception(Refused(failure))
+
 
 class Embedder:
     """Both routes. Everything here runs on the event loop but for encoding, which has a thread."""
@@ -66,6 +70,12 @@ class Embedder:
             raise refuse(
                 ErrorCode.UNSUPPORTED,
                 f"{self._context.model_id} {ABILITIES[self.kind]}, and has no vectors",
+                param="model",
+            )
+        if isinstance(fault := self._context.loaded.pooling, Failure):
+            raise refuse(
+                ErrorCode.UNSUPPORTED,
+                f"{self._context.model_id} has no vectors here: {fault.message}",
                 param="model",
             )
         self._check_new()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from shared.wire import Tool
 from worker.text.toolcalls.form import Format
 from worker.text.toolcalls.lark import ANY, Rules, Unwritable
+from worker.text.toolcalls.wellformed import fault_of
 
 
 class Thinking(NamedTuple):
@@ -91,7 +92,7 @@ def _body(rules: Rules, text: str, calls: Calls | None) -> str:
     if text:
         return f"{several} | {text}"
     if form.bare:
-        return f"{several} | /[^{form.lead[0]}]{ANY}/"
+        return f"{several} | /[^\\{form.lead[0]}]{ANY}/"
     once = f"{rules.upto(form.lead)} {units}"
     return f"({once})* /{ANY}/" if calls.is_parallel else f"({once} | /{ANY}/)"
 
@@ -101,6 +102,8 @@ def _unit(rules: Rules, calls: Calls) -> str:
     form = calls.form
     each = []
     for tool in calls.tools:
+        if fault := fault_of(tool.parameters):
+            raise BadTool(tool.name, fault)
         try:
             each.append(rules.rule(form.write(rules, tool.name, tool.parameters)))
         except Unwritable as problem:

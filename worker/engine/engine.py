@@ -63,7 +63,9 @@ class Loaded:
     kv: KvBudget = field(default_factory=KvBudget)  # of all rows
     check_prefix: bool = False  # compare every prompt that is taken up with one that is run whole
     store: Any = None  # `worker.cache.store.Store`, where kept prompts outlive the worker
-    pooling: Any = None  # `worker.embed.pooling.Head`: how hidden states become a vector
+    pooling: Any = (
+        None  # `worker.embed.pooling.Head`: how hidden states become a vector; a `Failure`: why not
+    )
     description: dict[str, Any] = field(default_factory=dict)  # facts for whoever asked for the load
 
 

@@ -16,12 +16,14 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+from msgspec.structs import replace
 
 from shared import wire
 from shared.errors import ErrorCode, Refused, refuse
 from worker.engine import answer_grammar
 from worker.engine.answer_grammar import BadTool, Calls, Thinking
 from worker.engine.budget import Budget
+from worker.engine.schema import enforceable
 from worker.text.tokenizer import TextTokenizer
 
 COMPILE_S = 5.0
@@ -29,6 +31,9 @@ MAX_BYTES = 1 << 18
 """Of a grammar's text."""
 MAX_KEPT = 32
 """Compiled grammars that are kept for the next request with the same."""
+
+_OF_SCHEMA = "failed to compile JSON schema: "
+_ONE_OF = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 
 SPACE = r"(\r?\n)?[ \t]{0,32}"
 """Between the pieces of JSON: a line break and an indentation. A model may not go on with white space for ever."""
@@ -128,11 +133,32 @@ class GrammarCompiler:
     def _matcher(
         self, grammar: wire.Grammar | None, thinking: Thinking | None, calls: Calls | None
     ) -> LLMatcher:
-        tokenizer = self._load()
+        """Of tools that are not strict the schema counts where it can be enforced; where not, any object will do."""
         answer = None if grammar is None else _inner(grammar)
-        mark = partial(self._mark, tokenizer)
+        if calls is None:
+            return self._made(answer, thinking, None)
+        calls = calls._replace(
+            tools=tuple(replace(tool, parameters=enforceable(tool.parameters)) for tool in calls.tools)
+        )
         try:
-            source = answer_grammar.source(mark, answer, thinking, calls)
+            return self._made(answer, thinking, calls)
+        except Refused:
+            faults = {tool.name: self._fault(calls, tool) for tool in calls.tools}
+            for tool in calls.tools:
+                if faults[tool.name] and tool.strict:
+                    raise _refused_tool(tool.name, faults[tool.name]) from None
+            if not any(faults.values()):
+                raise
+        loose = (replace(tool, parameters={}) if faults[tool.name] else tool for tool in calls.tools)
+        return self._made(answer, thinking, calls._replace(tools=tuple(loose)))
+
+    def _made(
+        self, answer: dict[str, Any] | None, thinking: Thinking | None, calls: Calls | None
+    ) -> LLMatcher:
+        """The matcher, compiled or kept. Raises `Refused`."""
+        tokenizer = self._load()
+        try:
+            source = answer_grammar.source(partial(self._mark, tokenizer), answer, thinking, calls)
         except BadTool as bad:
             raise _refused_tool(bad.name, bad.reason) from bad
         _check_length(source, MAX_BYTES * 2)
@@ -142,8 +168,6 @@ class GrammarCompiler:
             return matcher
         matcher = _compiled(tokenizer, source)
         if matcher.is_error():
-            if calls is not None:
-                self._blame(tokenizer, calls)
             raise _refused(_problem_of(matcher))
         with self._lock:
             self._kept[source] = matcher
@@ -151,15 +175,16 @@ class GrammarCompiler:
                 self._kept.popitem(last=False)
         return matcher
 
-    def _blame(self, tokenizer: LLTokenizer, calls: Calls) -> None:
-        """Refuse for the tool whose calls alone cannot be enforced, if it is one."""
-        for tool in calls.tools:
-            alone = calls._replace(tools=(tool,), is_required=True)
-            failed = _compiled(
-                tokenizer, answer_grammar.source(partial(self._mark, tokenizer), None, None, alone)
-            )
-            if failed.is_error():
-                raise _refused_tool(tool.name, _problem_of(failed))
+    def _fault(self, calls: Calls, tool: wire.Tool) -> str:
+        """Why the calls of this tool alone cannot be enforced; "" where they can."""
+        tokenizer = self._load()
+        alone = calls._replace(tools=(tool,), is_required=True)
+        try:
+            source = answer_grammar.source(partial(self._mark, tokenizer), None, None, alone)
+        except BadTool as bad:
+            return bad.reason
+        matcher = _compiled(tokenizer, source)
+        return _problem_of(matcher) if matcher.is_error() else ""
 
     def _load(self) -> LLTokenizer:
         with self._lock:
@@ -190,8 +215,13 @@ def _compiled(tokenizer: LLTokenizer, source: str) -> LLMatcher:
 
 
 def _problem_of(matcher: LLMatcher) -> str:
+    """In words about what was asked for: not where it stands in a grammar that was made of it here."""
     problem = matcher.get_error()
-    return "no text fits it" if problem.startswith("NoExtension") else problem
+    if problem.startswith("NoExtension"):
+        return "no text fits it"
+    if _OF_SCHEMA in problem:
+        problem = problem.partition(_OF_SCHEMA)[2].partition("\n   1 | ")[0]
+    return problem.replace(_ONE_OF, "the branches of a oneOf must exclude each other; or use anyOf")
 
 
 def _inner(grammar: wire.Grammar) -> dict[str, Any]:
@@ -200,7 +230,7 @@ def _inner(grammar: wire.Grammar) -> dict[str, Any]:
             return {"json_schema": _spaced({"type": "object"})}
         case wire.JsonSchema():
             _check_length(json.dumps(grammar.schema))
-            return {"json_schema": _spaced(grammar.schema)}
+            return {"json_schema": _spaced(enforceable(grammar.schema))}
         case wire.Regex():
             source = LLMatcher.grammar_from_regex(_check_length(grammar.pattern))
             found: dict[str, Any] = json.loads(source)["grammars"][0]

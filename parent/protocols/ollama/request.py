@@ -91,9 +91,10 @@ def decode_generate(body: bytes, manners: Manners = PLAIN) -> DecodedRequest:
     asked = ollama_fields.parse(body, GenerateBody, manners)
     fields = ollama_fields.common(asked)
     kwargs = ollama_fields.template_kwargs(asked.think)
-    for name in ("suffix", "template"):
-        if getattr(asked, name):
-            raise unsupported(name, "is not supported: a model's own template is always used")
+    if asked.suffix:
+        raise unsupported("suffix", "is not supported: answers go on from the end of a prompt")
+    if asked.template:
+        raise unsupported("template", "is not supported: a model's own template is always used")
     if asked.images:
         raise unsupported("images", NO_IMAGES)
     if not asked.prompt:

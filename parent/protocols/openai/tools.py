@@ -11,7 +11,7 @@ from shared import wire
 
 
 class FunctionField(msgspec.Struct, frozen=True, kw_only=True):
-    """`tools[].function`, and an entry of `functions`."""
+    """`tools[].function`, an entry of `functions`, and a tool of type `function` in Responses."""
 
     name: str
     description: str | None = None

@@ -30,6 +30,7 @@ from shared import wire
 from shared.errors import Failure
 
 LOGPROBS = "message.output_text.logprobs"
+SEALED = "reasoning.encrypted_content"
 SUMMARIES = ("auto", "concise", "detailed")
 VERBOSITIES = ("low", "medium", "high")
 
@@ -270,11 +271,13 @@ def _shown(asked: ResponsesBody, offered: Offer) -> Shown:
         tools=offered.shown,
         tool_choice=asked.tool_choice or "auto",
         custom=offered.custom,
+        namespaced=offered.namespaced,
         parallel_tool_calls=asked.parallel_tool_calls is not False,
         previous_response_id=asked.previous_response_id,
         text=_text(asked),
         effort=asked.reasoning.effort if asked.reasoning else None,
         summary=_summary(asked),
+        seals=SEALED in (asked.include or ()),
         truncation=asked.truncation or "disabled",
         store=asked.store is not False,
         background=bool(asked.background),

@@ -78,7 +78,9 @@ def resolved(items: list[Item], known: dict[str, Item]) -> list[Item]:
 # ---------------------------------------------------------------- checks
 
 
-def _checked(item: Item, where: str) -> Item:
+def _checked(given: Item, where: str) -> Item:
+    """In one form: what is null is the same as what is left out."""
+    item = {key: value for key, value in given.items() if value is not None}
     kind = item.get("type")
     if is_too_deep(item):
         raise invalid(where, f"objects and lists may stand {MAX_DEPTH} deep in each other, not more")
@@ -93,6 +95,8 @@ def _checked(item: Item, where: str) -> Item:
     if kind in ("function_call", "custom_tool_call"):
         for name in ("call_id", "name", "arguments" if kind == "function_call" else "input"):
             _string(item, name, where)
+        if "namespace" in item:
+            _string(item, "namespace", where)
     elif kind in ("function_call_output", "custom_tool_call_output"):
         if item.get("call_id") is not None:
             _string(item, "call_id", where)

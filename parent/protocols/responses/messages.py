@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 
 from parent.protocols.responses.items import Item
+from parent.protocols.responses.sealed import opened
+from parent.protocols.responses.tools import qualified
 
 Message = dict[str, Any]
 
@@ -53,7 +55,8 @@ def _text(content: str | list[Any]) -> str:
 
 
 def _thought(item: Item) -> str:
-    return "\n\n".join(part["text"] for part in item.get("content") or item.get("summary") or ())
+    parts = item.get("content") or item.get("summary") or ()
+    return "\n\n".join(part["text"] for part in parts) or opened(item.get("encrypted_content"))
 
 
 def _call(item: Item) -> Message:
@@ -63,7 +66,7 @@ def _call(item: Item) -> Message:
     return {
         "id": item["call_id"],
         "type": "function",
-        "function": {"name": item["name"], "arguments": arguments},
+        "function": {"name": qualified(item.get("namespace"), item["name"]), "arguments": arguments},
     }
 
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from parent.protocols.base import Answer, Meta
 from parent.protocols.responses.output import Growing, Item, Status, items_of, kind_of_call
-from parent.protocols.responses.request import Shown, asked_of
+from parent.protocols.responses.request import asked_of
 from shared import wire
 from shared.errors import ErrorCode, Failure
 
@@ -128,7 +128,7 @@ _STATUS: dict[wire.FinishReason, Status] = {
 }  # fmt: skip
 
 
-def ended(response: Response, finish: wire.Finish, grown: list[Growing], shown: Shown, now: int) -> Response:
+def ended(response: Response, finish: wire.Finish, grown: list[Growing], now: int) -> Response:
     """The response at its end."""
     status, used = _STATUS[finish.reason], finish.usage
     return replace(
@@ -136,7 +136,7 @@ def ended(response: Response, finish: wire.Finish, grown: list[Growing], shown: 
         status=status,
         completed_at=now if status == "completed" else None,
         incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
-        output=items_of(grown, shown, status),
+        output=items_of(grown, status),
         usage=ResponseUsage(
             used.prompt_tokens,
             InputDetails(used.cached_tokens),
@@ -154,15 +154,15 @@ def whole(meta: Meta, answer: Answer, now: int | None = None) -> Response:
     for index, part in enumerate(answer.parts):
         if part.kind == "tool_call":
             kind = kind_of_call(part.name, shown)
-            item = Growing(meta.id, index, kind, part.id, part.name)
+            item = Growing(meta.id, index, kind, shown, part.id, part.name)
         else:
-            item = Growing(meta.id, index, "message" if part.kind == "text" else "reasoning")
+            item = Growing(meta.id, index, "message" if part.kind == "text" else "reasoning", shown)
         item.add(part.text, part.logprobs)
         item.end()
         grown.append(item)
     assert answer.finish is not None
-    grown = grown or [Growing(meta.id, 0, "message")]
-    return ended(begun(meta), answer.finish, grown, shown, meta.created if now is None else now)
+    grown = grown or [Growing(meta.id, 0, "message", shown)]
+    return ended(begun(meta), answer.finish, grown, meta.created if now is None else now)
 
 
 _CODES = {

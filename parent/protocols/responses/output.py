@@ -7,6 +7,7 @@ import msgspec
 from parent.protocols.logprobs import TokenLogprob, entries
 from parent.protocols.responses.custom import CustomInput
 from parent.protocols.responses.request import Shown
+from parent.protocols.responses.sealed import sealed
 from shared import wire
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -49,7 +50,7 @@ class ReasoningItem(msgspec.Struct, frozen=True, tag="reasoning"):
     id: str
     summary: list[SummaryText]
     content: list[ReasoningText]
-    encrypted_content: None
+    encrypted_content: str | None
     status: ItemStatus
 
 
@@ -61,6 +62,7 @@ class FunctionCallItem(msgspec.Struct, frozen=True, tag="function_call"):
     arguments: str
     call_id: str
     name: str
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class CustomCallItem(msgspec.Struct, frozen=True, tag="custom_tool_call"):
@@ -71,6 +73,7 @@ class CustomCallItem(msgspec.Struct, frozen=True, tag="custom_tool_call"):
     call_id: str
     input: str
     name: str
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
 
 
 Item = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
@@ -83,11 +86,16 @@ _PREFIXES: dict[Kind, str] = {
 class Growing:
     """An output item while it is written. Its id tells the response that it is of; see `responses_items.owner_of`."""
 
-    def __init__(self, request: str, index: int, kind: Kind, call_id: str = "", name: str = "") -> None:
+    def __init__(
+        self, request: str, index: int, kind: Kind, shown: Shown, call_id: str = "", name: str = ""
+    ) -> None:
         self.id = f"{_PREFIXES[kind]}_{request}{index}"
         self.index = index
         self.kind = kind
-        self._call_id, self._name = call_id, name
+        self._shown = shown
+        self._call_id = call_id
+        self._namespace: str | msgspec.UnsetType
+        self._namespace, self._name = shown.namespaced.get(name, (msgspec.UNSET, name))
         self._pieces: list[str] = []
         self._logprobs: list[wire.Logprob] = []
         self._input = CustomInput() if kind == "custom_tool_call" else None
@@ -116,30 +124,26 @@ class Growing:
         """Of a message."""
         return OutputText([], entries(self._logprobs), self.text)
 
-    def item(self, status: ItemStatus, *, is_summary: bool = False, is_new: bool = False) -> Item:
+    def item(self, status: ItemStatus, *, is_new: bool = False) -> Item:
         """As it is now; `is_new`: before any of it."""
         if self.kind == "message":
             return MessageItem(self.id, status, "assistant", [] if is_new else [self.part])
         if self.kind == "reasoning":
+            is_summary = self._shown.summary is not None
             summary = [SummaryText(self.text)] if is_summary and not is_new else []
             content = [ReasoningText(self.text)] if not is_summary and not is_new else []
-            return ReasoningItem(self.id, summary, content, None, status)
+            kept = sealed(self.text) if self._shown.seals and not is_new else None
+            return ReasoningItem(self.id, summary, content, kept, status)
         if self.kind == "function_call":
-            return FunctionCallItem(self.id, status, self.text, self._call_id, self._name)
-        return CustomCallItem(self.id, status, self._call_id, self.text, self._name)
+            return FunctionCallItem(self.id, status, self.text, self._call_id, self._name, self._namespace)
+        return CustomCallItem(self.id, status, self._call_id, self.text, self._name, self._namespace)
 
 
 def kind_of_call(name: str, shown: Shown) -> Kind:
     return "custom_tool_call" if name in shown.custom else "function_call"
 
 
-def items_of(grown: list[Growing], shown: Shown, status: Status) -> list[Item]:
+def items_of(grown: list[Growing], status: Status) -> list[Item]:
     """The output of a response of this status: what it was cut off in is the last one."""
     is_whole = status == "completed"
-    return [
-        each.item(
-            "completed" if is_whole or each is not grown[-1] else "incomplete",
-            is_summary=shown.summary is not None,
-        )
-        for each in grown
-    ]
+    return [each.item("completed" if is_whole or each is not grown[-1] else "incomplete") for each in grown]

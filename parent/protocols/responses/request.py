@@ -14,11 +14,15 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[dict[str, Any]] = []
     tool_choice: str | dict[str, Any] = "auto"
     custom: frozenset[str] = frozenset()  # names of tools whose input is free text
+    namespaced: dict[
+        str, tuple[str, str]
+    ] = {}  # names of tools to the namespace and the name that they came by
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
     text: dict[str, Any] = {}
     effort: str | None = None
     summary: str | None = None  # thinking is shown as a summary
+    seals: bool = False  # thinking stands in `encrypted_content` too
     truncation: str = "disabled"
     store: bool = True
     background: bool = False

@@ -1,5 +1,6 @@
 """What is stored of a response: its own input items and its object. What is listed of it. Pure."""
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -59,24 +60,25 @@ def input_of(delta: bytes) -> list[Item]:
     return _decode(delta).input
 
 
-def conversation(deltas: list[bytes]) -> list[Item]:
-    """The items of a chain that a response follows on, oldest first.
+def conversation(deltas: list[bytes], running: Collection[str]) -> list[Item]:
+    """The items of a chain that a response follows on, oldest first. `running`: the ids of those that are worked on.
 
     Raises `Refused` where one of them is no answer: it runs still (conflict), or has failed or was cancelled.
     """
     found: list[Item] = []
     for delta in deltas:
         response = kept(delta)
-        if response.status in UNFINISHED:
+        if response.status in UNFINISHED and response.id in running:
             raise refuse(
                 ErrorCode.CONFLICT,
                 f"the response {response.id} is not complete; wait for it, then follow on",
                 param="previous_response_id",
             )
         if response.status not in ("completed", "incomplete"):
+            status = "failed" if response.status in UNFINISHED else response.status
             raise invalid(
                 "previous_response_id",
-                f"the response {response.id} is {response.status}; there is no answer to follow on",
+                f"the response {response.id} is {status}; there is no answer to follow on",
             )
         found += [*input_of(delta), *response.output]
     return found

@@ -93,7 +93,7 @@ class ResponseStream:
         frames += [self._closed(item, is_whole=is_whole) for item in (self._call, self._open) if item]
         self._call = self._open = self._ready = None
         self._last = b"".join(frames)
-        self._final = ended(self._response, finish, self._items, self._shown, self._clock())
+        self._final = ended(self._response, finish, self._items, self._clock())
         return self._final
 
     def not_stored(self) -> None:
@@ -116,7 +116,7 @@ class ResponseStream:
     def stopped(self, status: Status, failure: Failure | None = None) -> Response:
         """The response with what there is of it: on its way, failed or cancelled."""
         error = error_of(failure) if failure is not None else None
-        output = items_of(self._items, self._shown, "incomplete")
+        output = items_of(self._items, "incomplete")
         is_stored = self._response.store and (error is None or self._shown.background)
         return replace(self._response, status=status, error=error, output=output, store=is_stored)
 
@@ -157,7 +157,7 @@ class ResponseStream:
         if self._open is not None and self._open.kind == kind:
             return b""
         frames = self._close_open()
-        self._open = item = Growing(self._meta.id, len(self._items), kind)
+        self._open = item = Growing(self._meta.id, len(self._items), kind, self._shown)
         frames += self._added(item)
         if kind == "message":
             frames += self._part(item, "response.content_part.added", OutputText([], [], ""))
@@ -176,7 +176,7 @@ class ResponseStream:
             if self._call is not None:
                 frames += self._closed(self._call)
             kind = kind_of_call(run.name, self._shown)
-            self._call = Growing(self._meta.id, len(self._items), kind, run.id, run.name)
+            self._call = Growing(self._meta.id, len(self._items), kind, self._shown, run.id, run.name)
             frames += self._added(self._call)
         assert self._call is not None, "a call begins with its name"
         return frames + self._argued(self._call, self._call.add(run.arguments))
@@ -216,7 +216,7 @@ class ResponseStream:
             frames.append(self._of(item, "response.custom_tool_call_input.done", input=item.text))
         is_done = is_whole or item is not self._items[-1]
         status: Any = "completed" if is_done else "incomplete"
-        done = item.item(status, is_summary=self._shown.summary is not None)
+        done = item.item(status)
         frames.append(self._frame("response.output_item.done", output_index=item.index, item=done))
         return b"".join(frames)
 

@@ -1,28 +1,23 @@
-"""`tools` and `tool_choice` of the Responses API: functions, and tools that take free text. Pure.
+"""`tools` and `tool_choice` of the Responses API: functions and tools that take free text, also in namespaces. Pure.
 
-Tools that run at OpenAI (search, MCP, shells, …) are left out, and told: clients send them by default.
+The model knows a tool of a namespace by one name for both; calls tell them apart again. Tools that run at OpenAI
+(search, MCP, shells, …) are left out, and told: clients send them by default.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from parent.protocols import tools as offered
 from parent.protocols.limits import MAX_DEPTH, is_too_deep, shown
+from parent.protocols.openai.tools import FunctionField
 from parent.protocols.refusing import invalid, unsupported
 from parent.protocols.responses.custom import PARAMETERS
 from shared import wire
 
 Field = dict[str, Any]
-
-
-class FunctionField(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool of type `function`."""
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class FormatField(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,40 +36,89 @@ class CustomField(msgspec.Struct, frozen=True, kw_only=True):
     format: FormatField | None = None
 
 
+class NamespaceField(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool of type `namespace`: the tools of one server, say."""
+
+    name: str
+    description: str | None = None
+    tools: list[Field]
+
+
 class Offer(NamedTuple):
-    """`shown`: the tools as a response repeats them; `custom`: names of those that take text; `ignored`: types."""
+    """`shown`: the tools as a response repeats them; `custom`: names of those that take text; `namespaced`: names of
+    those in namespaces, to where they stand; `ignored`: types.
+    """
 
     tools: list[wire.Tool]
     choice: wire.ToolChoice
     custom: frozenset[str]
+    namespaced: dict[str, tuple[str, str]]
     shown: list[Field]
     ignored: list[str]
+
+
+class Leaf(NamedTuple):
+    """A function or custom tool as it was sent. `told`: the list in which the response repeats it."""
+
+    given: Field
+    where: str
+    namespace: str | None
+    told: list[Field]
 
 
 def offer(tools: list[Field] | None, choice: str | Field | None, *, parallel: bool) -> Offer:
     """What `tools`, `tool_choice` and `parallel_tool_calls` say. Raises `Refused` naming the field."""
     known: list[wire.Tool] = []
-    shown_tools: list[Field] = []
+    places: list[str] = []
     custom: set[str] = set()
+    namespaced: dict[str, tuple[str, str]] = {}
+    told: list[Field] = []
     ignored: list[str] = []
-    for index, given in enumerate(tools or []):
-        kind, where = given.get("type"), f"tools[{index}]"
-        if kind == "function":
-            tool, field = _function(given, where)
-        elif kind == "custom":
-            tool, field = _custom(given, where)
-            custom.add(tool.name)
-        elif isinstance(kind, str):
+    for given, where, namespace, into in _leaves(tools or [], told):
+        kind = given.get("type")
+        if kind not in ("function", "custom"):
+            if not isinstance(kind, str):
+                raise invalid(f"{where}.type", f"must be a string, not {shown(kind)}")
             if kind not in ignored:
                 ignored.append(kind)
             continue
-        else:
-            raise invalid(f"{where}.type", f"must be a string, not {shown(kind)}")
+        tool, field = _function(given, where) if kind == "function" else _custom(given, where)
+        into.append(field)
+        if namespace is not None:
+            name = qualified(namespace, tool.name)
+            offered.check_name(name, where)
+            namespaced[name] = namespace, tool.name
+            tool = replace(tool, name=name)
+        if kind == "custom":
+            custom.add(tool.name)
         known.append(tool)
-        shown_tools.append(field)
-    offered.check_names(known, "tools")
+        places.append(where)
+    offered.check_names(known, places)
     wanted = wire.ToolChoice(parallel=parallel)
-    return Offer(*_chosen(known, choice, wanted), frozenset(custom), shown_tools, ignored)
+    return Offer(*_chosen(known, choice, wanted), frozenset(custom), namespaced, told, ignored)
+
+
+def qualified(namespace: str | None, name: str) -> str:
+    """The one name that the model knows a tool by."""
+    if namespace is None:
+        return name
+    return namespace + ("" if namespace.endswith("__") else "__") + name
+
+
+def _leaves(tools: list[Field], told: list[Field]) -> Iterator[Leaf]:
+    """The tools one by one, those of namespaces too."""
+    for index, given in enumerate(tools):
+        where = f"tools[{index}]"
+        if given.get("type") != "namespace":
+            yield Leaf(given, where, None, told)
+            continue
+        group = _converted(given, NamespaceField, where)
+        inner: list[Field] = []
+        told.append(
+            {"type": "namespace", "name": group.name, "description": group.description, "tools": inner}
+        )
+        for place, each in enumerate(group.tools):
+            yield Leaf(each, f"{where}.tools[{place}]", group.name, inner)
 
 
 def _function(given: Field, where: str) -> tuple[wire.Tool, Field]:
@@ -170,4 +214,5 @@ def _name(given: Field, where: str) -> str:
     name = (inner if isinstance(inner, dict) and "name" not in given else given).get("name")
     if not isinstance(name, str) or not name:
         raise invalid(f"{where}.name", "must be the name of a tool")
-    return name
+    namespace = given.get("namespace")
+    return qualified(namespace if isinstance(namespace, str) else None, name)

@@ -247,6 +247,39 @@ def test_rerank_by_vectors_is_their_cosine(tmp_path: Path, name: str) -> None:
     run(body)
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("1_Pooling/config.json", '{"pooling_mode_weightedmean_tokens": true}', "weightedmean"),
+        ("1_Pooling/config.json", '{"include_prompt": false}', "include_prompt"),
+        ("config_sentence_transformers.json", '{"prompts": 5}', "prompts"),
+    ],
+)
+def test_a_decoder_whose_vectors_cannot_be_made_writes_all_the_same(
+    tmp_path: Path, file: str, content: str, told: str
+) -> None:
+    folder = write_case("llama_tied", tmp_path / "m")
+    (folder / file).parent.mkdir(exist_ok=True)
+    (folder / file).write_text(content)
+
+    async def body() -> None:
+        async with served(folder) as pipeline:
+            assert pipeline.context.facts.dimensions == 0
+            assert finish(await ask(pipeline, request())).usage.completion_tokens
+            mine = embedder(pipeline)
+            for asking in (
+                lambda: mine.embed(asked("a")),
+                lambda: mine.rank(RankRequest(query="a", documents=["b"])),
+            ):
+                with pytest.raises(Refused, match=told) as refused:
+                    await asking()
+                assert (refused.value.failure.code, refused.value.failure.param) == (
+                    ErrorCode.UNSUPPORTED, "model"
+                )  # fmt: skip
+
+    run(body)
+
+
 def test_a_decoder_saved_without_its_head_gives_vectors_and_does_not_write(tmp_path: Path) -> None:
     import json
 

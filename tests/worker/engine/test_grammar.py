@@ -7,8 +7,11 @@ from shared import wire
 from shared.errors import Refused
 from tests.oracles.checkpoints import write_case
 from worker.engine import grammar
+from worker.engine.answer_grammar import Calls
 from worker.engine.grammar import Constraint, GrammarCompiler, Thinking, masks
+from worker.engine.schema import FORMATS
 from worker.text.tokenizer import TextTokenizer, load_tokenizer
+from worker.text.toolcalls import FALLBACK
 
 SIZE = 300  # of the model's vocabulary: more than its tokenizer has
 
@@ -163,3 +166,46 @@ def test_thousands_of_choices_and_optional_properties_are_matched_to_the_end(com
     assert not follow(compiler.compile(wire.Choice(options)), tokenizer, "number 5000,")
     schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(700)}}
     assert follow(compiler.compile(wire.JsonSchema(schema)), tokenizer, '{"p1": "x", "p699": "y"}')
+
+
+@pytest.mark.parametrize("form", sorted(FORMATS))
+def test_formats_that_are_known_are_enforced(compiler, tokenizer, form):
+    schema = {"type": "object", "properties": {"a": {"type": "string", "format": form}}}
+    assert not follow(compiler.compile(wire.JsonSchema(schema)), tokenizer, '{"a": "?"}')
+
+
+def test_formats_that_nobody_knows_say_nothing(compiler, tokenizer):
+    text = {"type": "string", "format": "path"}
+    schemas = [
+        {"properties": {"format": text}, "patternProperties": {"^x": text}, "additionalProperties": text},
+        {"anyOf": [{"items": {"$ref": "#/$defs/a"}}, {"type": "null"}], "$defs": {"a": text}},
+        {"allOf": [text], "default": {"format": "path"}},
+        {"enum": [{"format": "path"}]},
+        {"type": "integer", "format": "int64"},
+    ]
+    answers = ['{"format": "?", "y": "!"}', '["?"]', '"?"', '{"format": "path"}', "5"]
+    for schema, answer in zip(schemas, answers, strict=True):
+        assert follow(compiler.compile(wire.JsonSchema(schema)), tokenizer, answer), schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "must exclude each other; or use anyOf"),
+        ({"not": {"type": "string"}}, 'Unimplemented keys: ["not"]'),
+        ({"type": "string", "pattern": "("}, "unclosed group"),
+        ({"$ref": "#/$defs/a"}, "'/$defs/a' does not exist"),
+        ({"enum": []}, "Unsatisfiable schema"),
+    ],
+)
+@pytest.mark.parametrize("is_tool", [False, True])
+def test_what_cannot_be_enforced_is_told_of_the_schema_alone(compiler, schema, told, is_tool):
+    whole = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    form = None if is_tool else wire.JsonSchema(whole)
+    calls = Calls(FALLBACK, (wire.Tool("f", "", whole, True),), True, True) if is_tool else None
+    with pytest.raises(Refused) as refused:
+        compiler.compile(form, calls=calls)
+    message = refused.value.failure.message
+    assert told in message
+    assert not {"start:", "coerce", "%json", "failed to compile"} & set(message.split())
+    assert ("tool 'f'" in message) is is_tool

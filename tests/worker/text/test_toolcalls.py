@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.worker.text.calls import every_cut, parse
+from tests.worker.text.calls import TOOLS, every_cut, parse
 from tests.worker.text.golden_calls import CASES
 from worker.text.reasoning import FORMATS as REASONING
 from worker.text.reasoning import Start
@@ -135,3 +135,25 @@ TURNS = [
 def test_tools_are_called_before_between_and_after_thoughts(name, thinking, begins, said, wanted):
     form = None if name is None else FORMATS[name]
     assert every_cut(said, form, thinking, Start(begins)) == wanted
+
+
+ODD = [
+    {"properties": "x", "required": 5},
+    {"properties": {"city": 5, "days": [], "a": {"anyOf": 5}}},
+    {"properties": {name: {"anyOf": 5, "type": [5]} for name in ("city", "days", "a", "on", "list")}},
+    {"properties": {name: {"oneOf": {"a": 1}, "enum": 5} for name in ("city", "days", "a", "on", "list")}},
+    {"properties": {name: {"$ref": "#/$defs/x"} for name in ("city", "days", "a", "on", "list")},
+     "$defs": {"x": {"anyOf": [{"$ref": "#/$defs/x"}] * 9}}},
+    {"properties": {name: {"$ref": "#/$defs/x0"} for name in ("city", "days", "a", "on", "list")},
+     "$defs": {f"x{n}": {"anyOf": [{"$ref": f"#/$defs/x{n + 1}"}] * 9} for n in range(60)}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("schema", ODD)
+def test_tools_whose_schemas_are_none_are_called_as_those_of_which_nothing_is_known(name, schema):
+    for said, _ in CASES[name]:
+        tools = dict.fromkeys(TOOLS, schema)
+        assert parse([said], FORMATS[name], tools=tools) == parse(
+            [said], FORMATS[name], tools={tool: {} for tool in TOOLS}
+        )

@@ -34,6 +34,8 @@ class AnswerParser:
     def feed(self, text: str) -> list[Piece]:
         if self.is_plain:
             return [("text", text)]
+        if (kind := self._reader.passes(text)) is not None:
+            return [(kind, text)]
         self._reader.add(text)
         self._advance()
         return self._reader.take()

@@ -38,25 +38,29 @@ def member(schema: Schema, name: str, root: Schema) -> Schema:
     return resolve(properties.get(name), root) if isinstance(properties, dict) else {}
 
 
-def kinds(schema: Any, root: Schema, depth: int = 0) -> frozenset[str]:
+def kinds(schema: Any, root: Schema) -> frozenset[str]:
     """The JSON types that a value may have, as far as the schema says; empty: it does not say."""
-    schema = resolve(schema, root)
-    named = schema.get("type")
-    if isinstance(named, str):
-        found = {named}
-    elif isinstance(named, list):
-        found = {one for one in named if isinstance(one, str)}
-    elif isinstance(schema.get("enum"), list):
-        found = {kind_of(value) for value in schema["enum"]}
-    elif "const" in schema:
-        found = {kind_of(schema["const"])}
-    else:
-        found = set()
-        for key in ("anyOf", "oneOf"):
-            for one in schema.get(key) or () if depth < _MAX_REFS else ():
-                found |= kinds(one, root, depth + 1)
-    if schema.get("nullable") is True:
-        found.add("null")
+    found: set[str] = set()
+    waiting, seen = [schema], {}  # each schema is looked at once, however often another one names it
+    while waiting:
+        schema = resolve(waiting.pop(), root)
+        if id(schema) in seen:
+            continue
+        seen[id(schema)] = schema
+        named = schema.get("type")
+        if isinstance(named, str):
+            found.add(named)
+        elif isinstance(named, list):
+            found |= {one for one in named if isinstance(one, str)}
+        elif isinstance(schema.get("enum"), list):
+            found |= {kind_of(value) for value in schema["enum"]}
+        elif "const" in schema:
+            found.add(kind_of(schema["const"]))
+        else:
+            for key in ("anyOf", "oneOf"):
+                waiting += schema[key] if isinstance(schema.get(key), list) else ()
+        if schema.get("nullable") is True:
+            found.add("null")
     return frozenset(found)
 
 

@@ -16,6 +16,7 @@ _DENSE = {
     "whitespace_flexible": False,
 }  # as templates write JSON
 _MAX_DEPTH = 40
+_MAX_VALUES = 10_000
 _NUMBERS = ("type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
 
@@ -30,6 +31,7 @@ class Rules:
         """`special`: a mark -> how Lark names its token; "" = it is text."""
         self._special = special
         self.lines: list[str] = []
+        self.values = 0  # how many have been written out in place
 
     def mark(self, text: str) -> str:
         return self._special(text) or quoted(text)
@@ -101,15 +103,21 @@ def pattern_of(schema: Schema) -> str:
     return f"{begin}({pattern.removeprefix('^').removesuffix('$' if not end else '')}){end}"
 
 
-def raw_value(rules: Rules, schema: Any, root: Schema, string: Callable[[str], str], end: str) -> str:
+def raw_value(
+    rules: Rules, schema: Any, root: Schema, string: Callable[[str], str], end: str, depth: int = 0
+) -> str:
     """A value without quotes and the mark `end`: a string as it is (`string` of its pattern), others as JSON."""
+    rules.values += 1
+    if depth > _MAX_DEPTH or rules.values > _MAX_VALUES:
+        raise Unwritable("there is no end to the alternatives of its schema")
     schema = resolve(schema, root)
     values = values_of(schema)
     if values is not None:
         texts = (value if isinstance(value, str) else json.dumps(value) for value in values)
         return f"({' | '.join(quoted(text) for text in texts)}) {rules.mark(end)}"
     if (options := options_of(schema)) is not None:
-        return f"({' | '.join(raw_value(rules, one, root, string, end) for one in options)})"
+        each = (raw_value(rules, one, root, string, end, depth + 1) for one in options)
+        return f"({' | '.join(each)})"
     if schema.get("type", "string") == "string":
         return string(pattern_of(schema))
     return f"{rules.json(part_of(schema, root))} {rules.mark(end)}"

@@ -45,6 +45,7 @@ class Reader:
         self.follows_call = False  # nothing has been given out since a call
         self._held: int | None = None
         self._space = ""
+        self._waits: tuple[Kind, str] | None = None  # for marks that begin with one of these characters
 
     # ------------------------------------------------------------ in and out
 
@@ -54,6 +55,21 @@ class Reader:
         self.at -= cut
         if self._held is not None:
             self._held = 0
+
+    def passes(self, text: str) -> Kind | None:
+        """What `text` is where that is sure without a look at what came before: nearly always within an answer.
+
+        No mark begins in it or is beginning before it, and no white space has to be kept back.
+        """
+        if self._waits is None or not text:
+            return None
+        kind, begins = self._waits
+        for first in begins:
+            if first in text:
+                return None
+        if self.follows_call or (kind == "text" and self._trims and (self._space or text[-1].isspace())):
+            return None
+        return kind
 
     def take(self) -> list[Piece]:
         """The pieces that are certain."""
@@ -192,6 +208,7 @@ class Reader:
 
     def upto(self, marks: Sequence[str], kind: Kind, *, holds: bool = False) -> Step[str]:
         """Take what comes before the first of `marks`, giving it out, and that mark, which may be held."""
+        begins = "".join({mark[0] for mark in marks})
         while True:
             if found := self._find(marks):
                 at, mark = found
@@ -210,7 +227,10 @@ class Reader:
                 self.at = sure
             if self.is_over:
                 raise Ended
+            if kind != "arguments" and not keep and self._held is None:
+                self._waits = kind, begins
             yield
+            self._waits = None
 
     def before(self, *marks: str) -> Step[str]:
         """Take what comes before the first of `marks`, and that mark; what came before is the result."""
