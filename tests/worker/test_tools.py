@@ -64,8 +64,8 @@ def test_tools_a_required_call_is_valid_whatever_the_weights(models, name):
     async def body() -> None:
         async with served(models(name)) as pipeline:
             assert pipeline.context.facts.tools == name
-            for seed in range(5):
-                events = await answer(pipeline, name, seed, prompt=chat(WEATHER, NOW), tool_choice=ONE)
+            given = {"prompt": chat(WEATHER, NOW), "tool_choice": ONE}
+            for events in await asyncio.gather(*(answer(pipeline, name, seed, **given) for seed in range(5))):
                 [(called, arguments)] = calls(events)
                 assert fits(called, arguments)
                 assert text(events) == ""
@@ -119,13 +119,16 @@ def test_tools_a_strict_call_is_held_to_its_schema_and_text_is_free(models, name
             strict = Tool(WEATHER.name, "", WEATHER.parameters, strict=True)
             is_token = pipeline.context.tokenizer.core.token_to_id(form.lead) is not None
             called = 0
-            for seed in range(6):
-                sampling = likely(pipeline, form.lead if is_token else "<|im_end|>", by=3.0)
-                prompt = chat(strict, NOW)
-                choice = ToolChoice(parallel=seed % 2 == 0)
-                events = await answer(
-                    pipeline, name, seed, prompt=prompt, sampling=sampling, tool_choice=choice
+            sampling = likely(pipeline, form.lead if is_token else "<|im_end|>", by=3.0)
+            given = {"prompt": chat(strict, NOW), "sampling": sampling}
+            choices = [ToolChoice(parallel=seed % 2 == 0) for seed in range(6)]
+            answers = await asyncio.gather(
+                *(
+                    answer(pipeline, name, seed, tool_choice=choice, **given)
+                    for seed, choice in enumerate(choices)
                 )
+            )
+            for choice, events in zip(choices, answers, strict=True):
                 found = calls(events)
                 whole = found if finish(events).reason != "length" else found[:-1]
                 assert all(fits(*one) for one in whole)
@@ -180,12 +183,13 @@ def test_tools_a_request_resumed_at_any_token_gives_the_same_calls(models, name)
             [first] = {event.id for event in whole if isinstance(event, ToolCall)} - {""}
             delivered = 0  # events before this one have left with the ids so far
             content = [event for event in whole if isinstance(event, Text | Reasoning | ToolCall)]
-            for cut in range(len(said) + 1):
+            places = {sum(len(e.ids) for e in content[:count]) for count in range(len(content) + 1)}
+            rests = await asyncio.gather(
+                *(ask(pipeline, request(f"r{cut}", resume=said[:cut], **more)) for cut in sorted(places))
+            )
+            for cut, rest in zip(sorted(places), rests, strict=True):
                 while delivered < len(content) and sum(len(e.ids) for e in content[: delivered + 1]) <= cut:
                     delivered += 1
-                if sum(len(e.ids) for e in content[:delivered]) != cut:
-                    continue  # no such place: the ids of one event leave together
-                rest = await ask(pipeline, request(f"r{cut}", resume=said[:cut], **more))
                 assert ids(rest) == said[cut:]
                 before = "".join(e.arguments for e in content[:delivered] if isinstance(e, ToolCall))
                 after = [e for e in rest if isinstance(e, ToolCall)]
@@ -364,11 +368,10 @@ def test_tools_a_budget_for_thinking_is_kept_to_the_token(models, name, begin, c
                     said = ids(events)
                     assert said.index(end) == budget
                     assert finish(events).usage.reasoning_tokens == budget + 1
-                    for cut in sorted({0, budget, budget + 1, len(said)}):
-                        rest = await ask(
-                            pipeline, request(f"{number}{budget}{cut}", resume=said[:cut], **more)
-                        )
-                        assert ids(rest) == said[cut:]
+                    cuts = sorted({0, budget, budget + 1, len(said)})
+                    asked = [request(f"{number}{budget}{cut}", resume=said[:cut], **more) for cut in cuts]
+                    rests = await asyncio.gather(*(ask(pipeline, one) for one in asked))
+                    assert [ids(rest) for rest in rests] == [said[cut:] for cut in cuts]
             opens = {"prompt": chat(), "sampling": likely(pipeline, begin, by=90.0), "thinking_budget": 4}
             events = await ask(pipeline, request("opens", **opens))
             said = ids(events)
