@@ -32,6 +32,7 @@ from tests.fakes import script as scripts
 WORDS = ("alpha", "beta", "gamma", "delta", "épsilon", "zeta", "eta", "theta", "λ", "mu", "東京", "xi", "pi")
 _decode_order = msgspec.json.Decoder(control.ToWorker).decode
 _decode_generate = msgspec.json.Decoder(wire.GenerateRequest).decode
+_decode_mount = msgspec.json.Decoder(wire.MountRequest).decode
 _decode_render = msgspec.json.Decoder(wire.RenderRequest).decode
 
 
@@ -117,6 +118,7 @@ class Worker:
         self.spawns = 1
         self.stats = wire.WorkerStats()
         self.draining = False
+        self.mounted: dict[str, wire.MountedAdapter] = {}
         self.readers: dict[str, Reader] = {}  # of /steps, by name
         self.moments: dict[int, asyncio.Event] = {}
         self.writer: asyncio.StreamWriter
@@ -308,6 +310,9 @@ class Worker:
             await asgi.respond(send, 200, msgspec.json.encode(self.stats))
             return
         body = await asgi.read_body(receive, ndjson.MAX_LINE)
+        if scope["path"] == "/adapters":
+            await self._adapters(scope["method"], body, send)
+            return
         if scope["path"].startswith("/steps/"):
             name = scope["path"].removeprefix("/steps/")
             reader = self.readers[name] = Reader()
@@ -347,6 +352,24 @@ class Worker:
         finally:
             self._count(active=-1)
             self._report_drained()
+
+    async def _adapters(self, method: str, body: bytes, send: asgi.Send) -> None:
+        """Mount and unmount by name alone; a path with `broken` in it is refused."""
+        if method == "POST":
+            asked = _decode_mount(body)
+            self.journal("mount", key=asked.key)
+            if "broken" in asked.path:
+                failure = Failure(ErrorCode.INVALID_REQUEST, "refused as told: broken", "adapter")
+                await asgi.respond(send, 400, msgspec.json.encode(failure))
+                return
+            self.mounted[asked.key] = wire.MountedAdapter(
+                key=asked.key, path=asked.path, kind="lora", rank=4, scale=1.0, modules=2, num_bytes=4096
+            )
+        elif method == "DELETE":
+            key = msgspec.json.decode(body, type=wire.UnmountRequest).key
+            self.journal("unmount", key=key)
+            self.mounted.pop(key, None)
+        await asgi.respond(send, 200, msgspec.json.encode(wire.Mounts(list(self.mounted.values()))))
 
     async def _step(self, length_s: float) -> None:
         """The next multiple of the step's length, the same moment for all streams: one engine, one step."""
