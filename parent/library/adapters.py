@@ -77,17 +77,17 @@ class Shelf:
         self._shapes: dict[str, dict[str, tuple[int, int]]] = {}  # by the signature of a model
         self.entries: list[Shelved] = []
 
-    def roots(self) -> list[Path]:
+    def roots(self, settings: Settings | None = None) -> list[Path]:
         """Where adapters may lie."""
-        settings = self._settings()
+        settings = settings or self._settings()
         more = [Path(folder).expanduser().absolute() for folder in settings.adapter_roots]
         return [adapters_dir(settings.data_dir), *more]
 
-    def scan(self) -> None:
-        """Look at every root."""
+    def scan(self, settings: Settings) -> None:
+        """Look at every root of these settings."""
         known = {each.path: each for each in self.entries}
         found: dict[str, Shelved] = {}
-        for root in self.roots():
+        for root in self.roots(settings):
             for folder in _below(root, DEPTH):
                 name = folder.relative_to(root).as_posix()
                 if name not in found and _is_name(name):

@@ -81,7 +81,7 @@ class Library:
             said = Names(entries, self._options()).options_of
             entries = [by_another_python(entry, said[entry.id].python) for entry in entries]
             entries.sort(key=lambda entry: entry.id)
-            self.shelf.scan()
+            self.shelf.scan(settings)
             changed = entries != self.entries
             self.entries = entries
             return changed

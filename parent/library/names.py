@@ -100,14 +100,17 @@ class Names:
         profiles = self.options_of[entry.id].profiles
         if name in profiles:
             return Found(entry, profiles[name], name)
+        there = f"it has {', '.join(profiles)}" if profiles else "it has none"
+        said = f"{entry.id} has no profile {name!r}; {there}"
+        if not name.strip():
+            raise _refused(said)
         try:
             return Found(entry, adapters=self._adapters(entry, parsed(name)))
         except Refused as refused:
-            failure = refused.failure
-            if failure.code is not ErrorCode.MODEL_NOT_FOUND:
+            if refused.failure.code is not ErrorCode.MODEL_NOT_FOUND:
                 raise
-            there = f"its profiles: {', '.join(profiles)}" if profiles else "and no profile"
-            raise _refused(f"{failure.message}, {there}") from None
+            nor = refused.failure.message.removeprefix(f"{entry.id} has ")
+            raise _refused(f"{said}, and {nor}") from None
 
     def model_of(self, name: str) -> ModelEntry | None:
         """The model of an exact name or the end of one, without profile and adapter; None where none is meant."""

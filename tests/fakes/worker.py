@@ -27,12 +27,12 @@ import uvloop
 from shared import asgi, control, jobs, ndjson, wire
 from shared.errors import ErrorCode, Failure
 from shared.version import VERSION, WIRE
+from tests.fakes import mounts
 from tests.fakes import script as scripts
 
 WORDS = ("alpha", "beta", "gamma", "delta", "épsilon", "zeta", "eta", "theta", "λ", "mu", "東京", "xi", "pi")
 _decode_order = msgspec.json.Decoder(control.ToWorker).decode
 _decode_generate = msgspec.json.Decoder(wire.GenerateRequest).decode
-_decode_mount = msgspec.json.Decoder(wire.MountRequest).decode
 _decode_render = msgspec.json.Decoder(wire.RenderRequest).decode
 
 
@@ -311,7 +311,7 @@ class Worker:
             return
         body = await asgi.read_body(receive, ndjson.MAX_LINE)
         if scope["path"] == "/adapters":
-            await self._adapters(scope["method"], body, send)
+            await mounts.answer(self.mounted, scope["method"], body, send, self.journal)
             return
         if scope["path"].startswith("/steps/"):
             name = scope["path"].removeprefix("/steps/")
@@ -344,7 +344,8 @@ class Worker:
             failure = Failure(ErrorCode.CONTEXT_EXCEEDED, "too long", tokens=words, most_tokens=most)
             await asgi.respond(send, 400, msgspec.json.encode(failure))
             return
-        self.journal("request", id=request.request_id, resume=len(request.resume), seed=request.seed)
+        seen = {"resume": len(request.resume), "seed": request.seed, "adapters": request.adapters}
+        self.journal("request", id=request.request_id, **seen)
         self._count(active=1)
         try:
             done = await asgi.run_until_gone(receive, lambda: self._generate(request, script, send))
@@ -352,24 +353,6 @@ class Worker:
         finally:
             self._count(active=-1)
             self._report_drained()
-
-    async def _adapters(self, method: str, body: bytes, send: asgi.Send) -> None:
-        """Mount and unmount by name alone; a path with `broken` in it is refused."""
-        if method == "POST":
-            asked = _decode_mount(body)
-            self.journal("mount", key=asked.key)
-            if "broken" in asked.path:
-                failure = Failure(ErrorCode.INVALID_REQUEST, "refused as told: broken", "adapter")
-                await asgi.respond(send, 400, msgspec.json.encode(failure))
-                return
-            self.mounted[asked.key] = wire.MountedAdapter(
-                key=asked.key, path=asked.path, kind="lora", rank=4, scale=1.0, modules=2, num_bytes=4096
-            )
-        elif method == "DELETE":
-            key = msgspec.json.decode(body, type=wire.UnmountRequest).key
-            self.journal("unmount", key=key)
-            self.mounted.pop(key, None)
-        await asgi.respond(send, 200, msgspec.json.encode(wire.Mounts(list(self.mounted.values()))))
 
     async def _step(self, length_s: float) -> None:
         """The next multiple of the step's length, the same moment for all streams: one engine, one step."""
