@@ -72,11 +72,7 @@ def _check(adapters: list[Adapter]) -> None:
     for adapter in adapters:
         if adapter.kind == "dora":
             raise _bad(f"{adapter.path} is a DoRA, whose factors depend on the model; fuse it instead")
-        if (
-            first.base_models
-            and adapter.base_models
-            and not set(first.base_models) & set(adapter.base_models)
-        ):
+        if first.base_models and adapter.base_models and not _bases(first) & _bases(adapter):
             raise _bad(
                 f"{first.path} was made for {first.base_models[0]}, and {adapter.path} for {adapter.base_models[0]}"
             )
@@ -85,6 +81,11 @@ def _check(adapters: list[Adapter]) -> None:
                 raise _bad(
                     f"{name} is {list(module.shape)} in {adapter.path} and {list(shapes[name])} in one before it"
                 )
+
+
+def _bases(adapter: Adapter) -> set[str]:
+    """The last parts of their names: one says an id where another says a path."""
+    return {name.rstrip("/").rpartition("/")[2].casefold() for name in adapter.base_models}
 
 
 def _config(
