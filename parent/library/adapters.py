@@ -94,6 +94,13 @@ class Shelf:
                     found[name] = _read(folder, name, known.get(folder))
         self.entries = [found[name] for name in sorted(found)]
 
+    def learn(self, entries: Sequence[ModelEntry]) -> None:
+        """Read the shapes by which adapters are matched: in a scan, so that no request waits for the disk."""
+        if any(one.adapter for one in self.entries):
+            for entry in entries:
+                if entry.kind == "chat":
+                    self._entry_shapes(entry)
+
     # ------------------------------------------------------------ names
 
     def find(self, entry: ModelEntry, names: Sequence[str], model_of: FindModel) -> tuple[Shelved, ...]:

@@ -82,6 +82,7 @@ class Library:
             entries = [by_another_python(entry, said[entry.id].python) for entry in entries]
             entries.sort(key=lambda entry: entry.id)
             self.shelf.scan(settings)
+            self.shelf.learn(entries)
             changed = entries != self.entries
             self.entries = entries
             return changed

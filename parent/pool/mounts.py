@@ -43,6 +43,9 @@ class MountPoint:
             yield
         finally:
             host.adapter_users.subtract(keys)
+            for key in keys:
+                if host.adapter_users[key] <= 0:
+                    del host.adapter_users[key]
 
     async def ready(self, host: Host, client: WorkerClient, wanted: Sequence[Shelved]) -> None:
         """Returns when the worker holds them all. Raises `Refused` (invalid_request, cannot_fit …), `WorkerLost`."""

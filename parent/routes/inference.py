@@ -133,7 +133,7 @@ async def admit(scope: asgi.Scope, asked: DecodedRequest, forwarder: Forwarder, 
         named += f":{'+'.join(one.id for one in adapters)}"
     headers = [(b"x-mlxd-fallback", found.entry.id.encode())] if found.is_fallback else []
     asked = apply(asked, found.profile)
-    fingerprint = fingerprint_of(found.entry)
+    fingerprint = fingerprint_of(found.entry, *(one.signature for one in adapters))
     request_id, manners = scope["request_id"], manners_of(pool.settings)
     meta = Meta(uuid.uuid4().hex, int(time.time()), named, asked, manners, fingerprint, request_id)
     requests = asked.to_generate(request_id, secrets.randbits(63))
@@ -160,9 +160,10 @@ def manners_of(settings: Settings) -> Manners:
     return Manners(settings.strict, shown)
 
 
-def fingerprint_of(entry: ModelEntry) -> str:
-    """Another one when the model's files or the server are."""
-    return "fp_" + hashlib.blake2b(f"{entry.signature} {VERSION}".encode(), digest_size=5).hexdigest()
+def fingerprint_of(entry: ModelEntry, *adapters: str) -> str:
+    """Another one when the model's files, those of its adapters (their signatures), or the server are."""
+    parts = " ".join((entry.signature, VERSION, *adapters))
+    return "fp_" + hashlib.blake2b(parts.encode(), digest_size=5).hexdigest()
 
 
 def client_of(scope: asgi.Scope) -> str:
