@@ -23,7 +23,12 @@ from worker.models import load_model
 
 PROMPT = reference("llama_tied")["input_ids"]
 Q8 = {"group_size": 32, "bits": 8, "mode": "affine"}
-Q4 = {"group_size": 32, "bits": 4, "mode": "affine", "model.layers.0.mlp.down_proj": {"group_size": 32, "bits": 8}}
+Q4 = {
+    "group_size": 32,
+    "bits": 4,
+    "mode": "affine",
+    "model.layers.0.mlp.down_proj": {"group_size": 32, "bits": 8},
+}
 
 
 def context(output: Path, events: list[JobEvent] | None = None, stop: bool = False) -> JobContext:
@@ -52,7 +57,9 @@ def test_a_fused_model_has_the_logits_of_its_adapters(plain: Path, tmp_path: Pat
     a = write_mlx(tmp_path / "a", random_pairs(plain, ALL, seed=1))
     b = write_peft(tmp_path / "b", random_pairs(plain, QV, seed=2), alpha=2)
     events: list[JobEvent] = []
-    done = fuse.run(Fuse(model=str(plain), adapters=[str(a), str(b)]), context(tmp_path / "out" / "x", events))
+    done = fuse.run(
+        Fuse(model=str(plain), adapters=[str(a), str(b)]), context(tmp_path / "out" / "x", events)
+    )
     out = Path(done.output)
     assert same(logits(out), with_adapters(plain, a, b)) <= 1e-5
     stages = [event for event in events if isinstance(event, JobStage)]
@@ -150,7 +157,11 @@ def test_a_merged_adapter_is_the_sum_of_its_parts(plain: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("config", "said"),
-    [({"base_model": "another"}, "made for"), ({"magnitudes": True}, "DoRA"), ({"narrow": True}, "in one before")],
+    [
+        ({"base_model": "another"}, "made for"),
+        ({"magnitudes": True}, "DoRA"),
+        ({"narrow": True}, "in one before"),
+    ],
 )
 def test_adapters_that_do_not_go_together_are_not_merged(
     config: dict[str, object], said: str, plain: Path, tmp_path: Path
