@@ -31,6 +31,7 @@ from parent.live_config import Change, LiveConfig
 from parent.openapi.document import document, index
 from parent.pool.pool import Pool
 from parent.protocols import PROTOCOLS
+from parent.routes.adapters import AdapterRoutes
 from parent.routes.embeddings import EmbeddingRoutes
 from parent.routes.front import Front, not_found
 from parent.routes.health import Health
@@ -72,6 +73,7 @@ class Application:
         settings = live.settings
         self.live = live
         self.library = library
+        self._worker_command, self._worker_env = worker_command, worker_env
         self.bus = Bus()
         self.db = Database(settings.data_dir)
         self.history = History(self.db, lambda: (live.settings.history_bytes, live.settings.history_ttl_s))
@@ -110,6 +112,12 @@ class Application:
     def _routes(self) -> list[BaseRoute]:
         health, static = self.health, Static()
         models = Models(self.pool, created=int(time.time()))
+        adapters = AdapterRoutes(
+            self.pool,
+            lambda: self.live.settings,
+            worker_command=self._worker_command,
+            worker_env=self._worker_env,
+        )
         text = TextRoutes(self.pool)
         reading = EmbeddingRoutes(self.pool)
         responses = ResponsesRoutes(self.forwarder, self.history, self.background)
@@ -129,6 +137,10 @@ class Application:
             ("GET", "/openapi.json", openapi.whole),
             ("GET", "/v1", openapi.under),
             ("GET", "/v1/models", models.all),
+            ("GET", "/v1/adapters", adapters.all),
+            ("GET", "/v1/adapters/available", adapters.available),
+            ("POST", "/v1/adapters/mount", adapters.mount),
+            ("POST", "/v1/adapters/unmount", adapters.unmount),
             ("POST", "/v1/models/{id:path}/load", models.load),
             ("POST", "/v1/models/{id:path}/unload", models.unload),
             ("GET", "/v1/models/{id:path}", models.one),
@@ -176,6 +188,8 @@ class Application:
             ("POST", "/api/copy", ollama.refuse),
             ("POST", "/api/push", ollama.refuse),
             ("DELETE", "/api/delete", ollama.refuse),
+            ("POST", "/api/finetune/merge", adapters.merge),
+            ("POST", "/api/finetune/export", adapters.export),
             ("GET", "/api/jobs", jobs.all),
             ("GET", "/api/jobs/{id}", jobs.one),
         ]

@@ -31,6 +31,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "load": ("load", "load a model into the running server"),
     "unload": ("unload", "let a model of the running server go"),
     "rm": ("rm", "delete a model"),
+    "adapters": ("adapters", "list adapters, or delete one"),
+    "fuse": ("fuse", "add adapters to the weights of a model"),
     "fit": ("fit", "say whether a model fits in memory, with the arithmetic"),
     "config": ("config", "show the settings and where each comes from"),
     "doctor": ("doctor", "check this machine and say what to do"),

@@ -192,6 +192,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 5.0
 
     model_dirs: Annotated[list[str], Meta(description="further folders of models")] = []
+    adapter_roots: Annotated[list[str], Meta(description="further folders of adapters")] = []
     hf_cache: Annotated[
         str,
         Meta(

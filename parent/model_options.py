@@ -44,6 +44,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_context: Annotated[int, Meta(ge=1, description="tokens of prompt and answer")] | None = None
     thinking: Annotated[bool, Meta(description="the template's enable_thinking")] | None = None
     template_kwargs: Annotated[dict[str, Any], Meta(description="handed to the chat template")] = {}
+    adapter: Annotated[str, Meta(description="adapters to run with, A or A+B; none = none")] = ""
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -109,6 +110,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             extra={"choices": ["auto", "as_sent"], "needs": "model reload"},
         ),
     ] = "auto"
+    adapter: Annotated[str, Meta(description="adapters of requests that name none, A or A+B")] = ""
     python: Annotated[
         str, Meta(description="Python interpreter of its worker; empty = the server's", extra=_RELOAD)
     ] = ""

@@ -1,9 +1,13 @@
 """Jobs: long work that runs in a worker process of its own; one Struct per kind.
 
-The Struct of a kind is its form, its validation and its wire format.
+The Struct of a kind is its form, its validation and its wire format; those of the lab are in `shared/lab.py`.
 """
 
+from typing import Literal
+
 import msgspec
+
+from shared.lab import LabSpec
 
 
 class NoopJob(msgspec.Struct, frozen=True, tag="noop"):
@@ -38,7 +42,7 @@ class PullRepo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     floor_bytes: int = 1 << 30  # of the disk, to be left free
 
 
-JobSpec = NoopJob | ImportGguf | PullRepo
+JobSpec = NoopJob | ImportGguf | PullRepo | LabSpec
 
 
 class JobStarted(msgspec.Struct, frozen=True, tag="started"):
@@ -60,6 +64,29 @@ class JobLog(msgspec.Struct, frozen=True, tag="log"):
     line: str
 
 
+class JobMetric(msgspec.Struct, frozen=True, omit_defaults=True, tag="metric"):
+    """What a training step, or an evaluation, measured. `step` counts from 1; `loss` is a mean a token, in nats."""
+
+    kind: Literal["train", "val"]
+    step: int
+    loss: float
+    learning_rate: float | None = None
+    tokens_per_s: float | None = None
+    steps_per_s: float | None = None
+    grad_norm: float | None = None
+    accuracy: float | None = None  # dpo and orpo: share of pairs where the chosen one is likelier
+    margin: float | None = None
+    peak_bytes: int | None = None
+    tokens: int | None = None  # trained on so far
+
+
+class JobSaved(msgspec.Struct, frozen=True, tag="saved"):
+    """The job could go on from here: `resume` is what its next start is told, `step` how far it is."""
+
+    resume: str
+    step: int = 0
+
+
 class JobDone(msgspec.Struct, frozen=True, tag="done"):
     """The job is finished; `output` is the path it made, `summary` one line for a person."""
 
@@ -67,4 +94,4 @@ class JobDone(msgspec.Struct, frozen=True, tag="done"):
     summary: str = ""
 
 
-JobEvent = JobStarted | JobStage | JobLog | JobDone
+JobEvent = JobStarted | JobStage | JobLog | JobMetric | JobSaved | JobDone

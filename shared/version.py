@@ -5,4 +5,4 @@ numbers refuse each other.
 """
 
 VERSION = "0.1.0"
-WIRE = 4
+WIRE = 5

@@ -173,6 +173,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     max_context: int = 0  # tokens that prompt and answer may have together; 0 = the model's
     stop: list[str] = []
     split_reasoning: bool = True
+    adapters: list[str] = []  # keys of mounted ones, added in this order
     reader: str = ""  # whose `GET /steps/NAME` the events go to; "" = the body of the answer
     resume: list[int] = []
 
@@ -248,6 +249,37 @@ class RankResult(msgspec.Struct, frozen=True):
 
     scores: list[float]
     tokens: int
+
+
+class MountRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /adapters`: hold the adapter of the folder `path` under this key; once it is held the path is not read."""
+
+    key: str
+    path: str
+
+
+class UnmountRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`DELETE /adapters`."""
+
+    key: str
+
+
+class MountedAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter that a worker holds. `modules`: of the model that it changes; `num_bytes`: in memory."""
+
+    key: str
+    path: str
+    kind: Literal["lora", "dora"]
+    rank: int
+    scale: float
+    modules: int
+    num_bytes: int
+
+
+class Mounts(msgspec.Struct, frozen=True):
+    """The answer of all routes of `/adapters`: what is mounted now."""
+
+    adapters: list[MountedAdapter]
 
 
 # ---------------------------------------------------------------- events

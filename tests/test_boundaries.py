@@ -20,9 +20,20 @@ MAX_LINES = 500
 # lines and itself; units on one line do not know each other.
 READING_ORDER: dict[str, list[list[str]]] = {
     "shared": [
-        ["version", "units", "ndjson", "logs", "errors", "files", "family_config", "providers", "encoders"],
+        [
+            "version",
+            "units",
+            "ndjson",
+            "logs",
+            "errors",
+            "files",
+            "family_config",
+            "providers",
+            "encoders",
+            "lab",
+        ],
         ["wire", "jobs", "asgi", "model_config", "kv_layout", "tensor_headers"],
-        ["control", "checkpoint"],
+        ["control", "checkpoint", "adapter"],
     ],
     "worker": [
         ["leave", "control", "text", "layers", "unsound"],
@@ -30,7 +41,7 @@ READING_ORDER: dict[str, list[list[str]]] = {
         ["weights"],
         ["providers"],
         ["embed.sentence", "embed.groups", "embed.texts"],
-        ["models", "embed.pooling"],
+        ["models", "embed.pooling", "adapters"],
         ["embed.forward"],
         ["engine.sequence", "engine.kv_budget", "engine.pace"],
         ["engine.answer_grammar", "engine.budget", "engine.schema"],
@@ -75,6 +86,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "worker.weights": {"mlx"},
     "worker.providers": {"mlx", "mlx_lm"},
     "worker.models": {"mlx"},
+    "worker.adapters": {"mlx"},
     "worker.embed": {"mlx", "tokenizers"},
     "worker.engine": {"mlx", "numpy", "llguidance"},
     "worker.load": {"mlx"},
@@ -113,6 +125,7 @@ PURE = [
     "shared.jobs",
     "shared.control",
     "shared.checkpoint",
+    "shared.adapter",
     "shared.family_config",
     "shared.model_config",
     "shared.providers",

@@ -29,10 +29,12 @@ from shared.wire import (
     EmbedRequest,
     Failed,
     GenerateRequest,
+    MountRequest,
     RankRequest,
     RenderRequest,
     RenderResult,
     StepFrame,
+    UnmountRequest,
     WorkerStats,
 )
 from worker.embed.embedder import Embedder
@@ -46,6 +48,8 @@ _generate = msgspec.json.Decoder(GenerateRequest)
 _render = msgspec.json.Decoder(RenderRequest)
 _detokenize = msgspec.json.Decoder(DetokenizeRequest)
 _embed = msgspec.json.Decoder(EmbedRequest)
+_mount = msgspec.json.Decoder(MountRequest)
+_unmount = msgspec.json.Decoder(UnmountRequest)
 _rank = msgspec.json.Decoder(RankRequest)
 _json = msgspec.json.Encoder()
 
@@ -130,6 +134,17 @@ def build_app(pipeline: Pipeline, embedder: Embedder, stats: Callable[[], Worker
 
         await run_until_gone(receive, answer)
 
+    async def mount(receive: Receive, send: Send) -> None:
+        request = _mount.decode(await read_body(receive, ndjson.MAX_LINE))
+        await respond(send, 200, _json.encode(await pipeline.mount(request.key, request.path)))
+
+    async def unmount(receive: Receive, send: Send) -> None:
+        request = _unmount.decode(await read_body(receive, ndjson.MAX_LINE))
+        await respond(send, 200, _json.encode(await pipeline.unmount(request.key)))
+
+    async def give_adapters(receive: Receive, send: Send) -> None:
+        await respond(send, 200, _json.encode(await pipeline.mounts()))
+
     async def give_cache(receive: Receive, send: Send) -> None:
         await respond(send, 200, _json.encode(await pipeline.cache_report()))
 
@@ -144,6 +159,9 @@ def build_app(pipeline: Pipeline, embedder: Embedder, stats: Callable[[], Worker
         ("POST", "/rank"): rank,
         ("GET", "/stats"): give_stats,
         ("GET", "/cache"): give_cache,
+        ("GET", "/adapters"): give_adapters,
+        ("POST", "/adapters"): mount,
+        ("DELETE", "/adapters"): unmount,
     }
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

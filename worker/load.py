@@ -90,6 +90,7 @@ def _build(launch: LaunchModel, path: Path, tell: Tell) -> Loaded:
     """On the engine thread: import mlx, map and evaluate the weights."""
     import mlx.core as mx
 
+    from worker.adapters.mount import Adapters
     from worker.cache.prefix import PrefixCache
     from worker.models import load_model
 
@@ -127,6 +128,7 @@ def _build(launch: LaunchModel, path: Path, tell: Tell) -> Loaded:
         kv=kv,
         check_prefix=launch.check_prefix,
         store=store,
+        adapters=Adapters(model.linears, model.parts, model.dtype, launch.model_id),
         pooling=_head(path, model.checkpoint),
         description={
             "dtype": str(model.dtype).rpartition(".")[2],

@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from shared.encoders import ABILITIES
 from shared.errors import ErrorCode, Failure, Refused, refuse
@@ -22,6 +22,7 @@ from shared.wire import (
     DetokenizeResult,
     Event,
     GenerateRequest,
+    Mounts,
     Prompt,
     StepFrame,
     TextPrompt,
@@ -130,6 +131,7 @@ class Pipeline:
             eos=self.context.eos,
             num_resumed=len(request.resume),
             constraint=constraint,
+            adapters=tuple(request.adapters),
         )
         self._check_free(request.request_id)  # again: others have had their turn since
         return Stream(self.context, request, sequence, rendered, shape, limit)
@@ -167,6 +169,8 @@ class Pipeline:
         check_sampling(request.sampling, vocab_size)
         check_logprobs(request.logprobs)
         check_ids(request.resume, vocab_size, "resume")
+        if request.adapters:
+            self._adapters().check(tuple(request.adapters))
 
     def _check_free(self, request_id: str) -> None:
         if request_id in self._streams:
@@ -221,6 +225,30 @@ class Pipeline:
         """Other caps from now on; requests that are in flight come to the end that they were promised."""
         self.kv = replace(self.kv, limit=kv_bytes)
         self._engine.resize(kv_bytes, prefix_cache_bytes)
+
+    async def mount(self, key: str, path: str) -> Mounts:
+        """Hold an adapter. Raises `Refused`; the model is as it was then."""
+        adapters = self._adapters()
+        await asyncio.wrap_future(self._engine.step(lambda: adapters.mount(key, path)))
+        return await self.mounts()
+
+    async def unmount(self, key: str) -> Mounts:
+        """Let an adapter go; rows that run with it come to their end first. Raises `Refused` (not_found)."""
+        adapters = self._adapters()
+        if not await asyncio.wrap_future(self._engine.call(lambda: adapters.unmount(key))):
+            raise refuse(ErrorCode.NOT_FOUND, f"adapter {key} is not mounted", param="adapter")
+        return await self.mounts()
+
+    async def mounts(self) -> Mounts:
+        """What is mounted now."""
+        held = self.context.loaded.adapters
+        return Mounts([] if held is None else await asyncio.wrap_future(self._engine.call(held.mounted)))
+
+    def _adapters(self) -> Any:
+        held = self.context.loaded.adapters
+        if held is None:
+            raise refuse(ErrorCode.UNSUPPORTED, f"{self.context.model_id} takes no adapters", param="adapter")
+        return held
 
     async def cache_report(self) -> CacheReport:
         """What is kept of prompts, and how the last ones were looked up."""

@@ -53,11 +53,17 @@ def materialise(arrays: Sequence[mx.array], on_progress: Progress | None) -> int
 
 
 class Weights:
-    """Tensors of a checkpoint by name, each to be taken once. `dtype`: what floating point tensors become."""
+    """Tensors of a checkpoint by name, each to be taken once. `dtype`: what floating point tensors become.
+
+    `linears`: the projections that were taken, by their modules. `parts`: of modules that were split, the names and
+    rows of their parts.
+    """
 
     def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype) -> None:
         self.checkpoint = checkpoint
         self.dtype = dtype
+        self.linears: dict[str, Linear] = {}
+        self.parts: dict[str, Mapping[str, int]] = {}
         self._tensors: dict[str, mx.array] = {}
         self._taken: list[mx.array] = []
         self._quantization: dict[str, Any] = dict(checkpoint.config.get("quantization") or {})
@@ -109,6 +115,7 @@ class Weights:
 
     def split(self, module: str, parts: Mapping[str, int]) -> None:
         """Take the fused projection `module` apart into modules of so many rows each, in their order."""
+        self.parts[module] = parts
         for leaf in ("weight", "scales", "biases", "bias"):
             name = f"{module}.{leaf}"
             if name not in self._tensors:
@@ -140,9 +147,9 @@ class Weights:
         """The projection `module` with weight `[out_dim, in_dim]`, quantized if the checkpoint says so."""
         parts = self._matrix(module, [out_dim, in_dim], dtype)
         offset = self.vector(f"{module}.bias", out_dim, dtype=dtype) if bias else None
-        if isinstance(parts, mx.array):
-            return DenseLinear(parts, offset)
-        return QuantizedLinear(*parts, offset)
+        made = DenseLinear(parts, offset) if isinstance(parts, mx.array) else QuantizedLinear(*parts, offset)
+        self.linears[module] = made
+        return made
 
     def stacked(
         self, module: str, count: int, in_dim: int, out_dim: int, *, bias: bool = False

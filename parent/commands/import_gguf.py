@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from parent.commands import options
-from parent.commands.importing import convert_file
+from parent.commands.importing import run_with_progress
 from parent.commands.running import require_not_served
 from parent.commands.terminal import confirm
 from parent.library.roots import models_dir
@@ -54,6 +54,6 @@ def run(args: argparse.Namespace) -> int:
         confirm(f"There is a model {name} already. Replace it?", yes=args.yes)
     output.parent.mkdir(parents=True, exist_ok=True)
     spec = ImportGguf(source=str(source), name=name, dtype=args.dtype, origin=source.name)
-    done = convert_file(settings, spec, output)
+    done = run_with_progress(settings, spec, output)
     print(done.summary or f"{name} is ready: {output}")
     return 0

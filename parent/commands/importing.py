@@ -1,4 +1,4 @@
-"""Imports as the commands run them: a job worker with a progress bar, and the model folder it makes."""
+"""Jobs as the commands run them: a job worker with a progress bar, and the folder it makes."""
 
 import asyncio
 from pathlib import Path
@@ -9,7 +9,7 @@ from parent.jobs.run import run_job
 from parent.library.catalog import ModelEntry
 from parent.library.starter import pull_starter
 from parent.workers.blas import worker_env
-from shared.jobs import ImportGguf, JobDone, JobEvent, JobStage
+from shared.jobs import ImportGguf, JobDone, JobEvent, JobSpec, JobStage
 
 
 def pull(settings: Settings) -> ModelEntry:
@@ -25,8 +25,8 @@ def pull(settings: Settings) -> ModelEntry:
         progress.close()
 
 
-def convert_file(settings: Settings, spec: ImportGguf, output: Path) -> JobDone:
-    """Run one import job, with progress on stderr."""
+def run_with_progress(settings: Settings, spec: JobSpec, output: Path) -> JobDone:
+    """Run one job, with progress on stderr."""
     progress = Progress()
     try:
         return asyncio.run(_run(settings, spec, output, progress))
@@ -34,7 +34,7 @@ def convert_file(settings: Settings, spec: ImportGguf, output: Path) -> JobDone:
         progress.close()
 
 
-async def _run(settings: Settings, spec: ImportGguf, output: Path, progress: Progress) -> JobDone:
+async def _run(settings: Settings, spec: JobSpec, output: Path, progress: Progress) -> JobDone:
     def show(event: JobEvent) -> None:
         if isinstance(event, JobStage):
             progress(event.stage, event.done, event.total)

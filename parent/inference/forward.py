@@ -15,6 +15,7 @@ import msgspec
 from parent.inference.quarantine import Quarantine, request_hash
 from parent.inference.record import Record
 from parent.inference.states import Event, State, advance
+from parent.library.adapters import Shelved
 from parent.library.catalog import ModelEntry
 from parent.pool.lease import Lease
 from parent.pool.pool import Pool
@@ -35,11 +36,14 @@ _OPENING = (wire.Started, wire.Prefill)
 
 
 class Order(NamedTuple):
-    """Whom a request is for, whose it is, and how long it wants its model kept (None = as configured)."""
+    """Whom a request is for, whose it is, how long it wants its model kept (None = as configured), and what it runs
+    with.
+    """
 
     entry: ModelEntry
     client: str = ""
     keep_alive_s: float | None = None
+    adapters: tuple[Shelved, ...] = ()
 
 
 class Forwarder:
@@ -87,12 +91,19 @@ class Forwarder:
         lease = self.pool.ask(order.entry, order.client, order.keep_alive_s)
         record.lease = lease
         try:
-            await self._run(lease, request, emit, record, key)
+            with self.pool.mounts.using(lease.host, order.adapters):
+                await self._run(lease, order, request, emit, record, key)
         finally:
             lease.release()
 
     async def _run(
-        self, lease: Lease, request: wire.GenerateRequest, emit: Emit, record: Record, key: bytes
+        self,
+        lease: Lease,
+        order: Order,
+        request: wire.GenerateRequest,
+        emit: Emit,
+        record: Record,
+        key: bytes,
     ) -> None:
         state = advance(State.RECEIVED, Event.ACCEPT)
         kept = Kept()
@@ -107,7 +118,9 @@ class Forwarder:
                 if tries:  # under an id of its own: the worker may not know yet that we left
                     again = f"{request.request_id}-{tries}"
                     asked = msgspec.structs.replace(request, request_id=again, resume=kept.ids)
-                async with await client.generate(asked) as stream:
+                async with await self.pool.mounts.generate(
+                    lease.host, client, order.adapters, asked
+                ) as stream:
                     in_line = True
                     async for arrived in stream:
                         in_line = False

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shared.jobs import ImportGguf, JobSpec, NoopJob, PullRepo
+from shared.lab import Fuse, MergeAdapters
 
 
 class Kind(NamedTuple):
@@ -21,6 +22,8 @@ class Kind(NamedTuple):
 KINDS: dict[type[JobSpec], Kind] = {
     NoopJob: Kind(),
     ImportGguf: Kind(),
+    Fuse: Kind(),
+    MergeAdapters: Kind(),
     # The hub's names are the same in any case, and so are those of the cache on a Mac.
     PullRepo: Kind(resumable=True, grows="download", exclusive=lambda spec: f"pull {spec.repo.lower()}"),
 }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parent.config import Settings
+from parent.library.adapters import Shelf, Shelved
 from parent.library.catalog import ModelEntry, by_another_python, default_entry, folder_of, read_entry
 from parent.library.index import Index
 from parent.library.names import Found, Names, names_of
@@ -53,6 +54,7 @@ class Library:
         self._known: Names | None = None
         self._refreshing: asyncio.Task[bool] | None = None
         self.entries: list[ModelEntry] = []
+        self.shelf = Shelf(settings_source)
 
     # ------------------------------------------------------------ what there is
 
@@ -79,6 +81,8 @@ class Library:
             said = Names(entries, self._options()).options_of
             entries = [by_another_python(entry, said[entry.id].python) for entry in entries]
             entries.sort(key=lambda entry: entry.id)
+            self.shelf.scan(settings)
+            self.shelf.learn(entries)
             changed = entries != self.entries
             self.entries = entries
             return changed
@@ -124,6 +128,21 @@ class Library:
         """The model and profile of a name, broken ones too. Raises `Refused` (model_not_found)."""
         return self._names().resolve(name)
 
+    def adapters(self, entry: ModelEntry, names: list[str]) -> tuple[Shelved, ...]:
+        """The adapters of these names, for a model. Raises `Refused` (model_not_found, invalid_request)."""
+        return self.shelf.find(entry, names, self.model_of)
+
+    def adapters_of(self, entry: ModelEntry) -> list[Shelved]:
+        """All that can be mounted into a model."""
+        return self.shelf.of(entry, self.model_of)
+
+    def model_of(self, name: str) -> ModelEntry | None:
+        """The model that an adapter calls its base: by a name, or the path of its folder; None = it is not here."""
+        if name.startswith(("/", "~", ".")) or (os.sep in name and os.path.isdir(name)):
+            real = os.path.realpath(os.path.expanduser(name))
+            return next((each for each in self.entries if os.path.realpath(each.path) == real), None)
+        return self._names().model_of(name)
+
     def default(self) -> ModelEntry:
         """The model of a request that names none: the setting `model`, the starter, the first that can be served.
 
@@ -145,7 +164,7 @@ class Library:
         """Made anew only where the models or the settings file are others: it is asked at every request."""
         entries, said, known = self.entries, self._options(), self._known
         if known is None or known.entries is not entries or known.said != said:
-            known = self._known = Names(entries, said)
+            known = self._known = Names(entries, said, self.adapters)
         return known
 
 

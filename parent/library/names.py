@@ -1,14 +1,16 @@
-"""Who is meant by a name: ids, aliases, `NAME:PROFILE`, `NAME@REVISION`, and the end of an id where only one has it.
+"""Who is meant by a name: ids, aliases, `NAME:PROFILE`, `NAME:ADAPTER`, `NAME@REVISION`, and the end of an id where
+only one has it.
 
 Pure.
 """
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
+from parent.library.adapters import Shelved, parsed
 from parent.library.catalog import ModelEntry
 from parent.model_options import ModelOptions, Profile
 from shared.errors import ErrorCode, Refused, refuse
@@ -19,11 +21,23 @@ _COMMIT = re.compile(r"[0-9a-f]{8,40}")
 
 
 class Found(msgspec.Struct, frozen=True):
-    """The model of a name, and the profile that the name asks for (None, "" = none)."""
+    """The model of a name, and the profile that the name asks for (None, "" = none).
+
+    `adapters`: those that the name asks for; None = it says nothing of them.
+    """
 
     entry: ModelEntry
     profile: Profile | None = None
     profile_name: str = ""
+    adapters: tuple[Shelved, ...] | None = None
+
+
+FindAdapters = Callable[[ModelEntry, list[str]], tuple[Shelved, ...]]
+"""The adapters of these names, for a model. Raises `Refused`."""
+
+
+def _no_adapters(entry: ModelEntry, names: list[str]) -> tuple[Shelved, ...]:
+    raise _refused(f"{entry.id} has no adapter {'+'.join(names)!r}")
 
 
 def names_of(entry: ModelEntry, options: ModelOptions) -> list[str]:
@@ -34,11 +48,18 @@ def names_of(entry: ModelEntry, options: ModelOptions) -> list[str]:
 class Names:
     """The names of some models. `said`: what the settings file says, by an id or a name of a card.
 
-    An id wins over an alias of the settings file, that over one of a card; among equals the first entry wins.
+    An id wins over an alias of the settings file, that over one of a card; among equals the first entry wins. A
+    profile wins over an adapter of its name, which `adapters` finds.
     """
 
-    def __init__(self, entries: list[ModelEntry], said: Mapping[str, ModelOptions]) -> None:
+    def __init__(
+        self,
+        entries: list[ModelEntry],
+        said: Mapping[str, ModelOptions],
+        adapters: FindAdapters = _no_adapters,
+    ) -> None:
         self.entries = entries
+        self._adapters = adapters
         self.said = said
         ids = {entry.id for entry in entries}
         self.options_of: dict[str, ModelOptions] = {}
@@ -60,7 +81,8 @@ class Names:
         """The model and profile of a name; an exact name always wins over a part of another.
 
         Raises `Refused` (model_not_found, `param` model): empty, unclear (naming the candidates), an unknown
-        profile (naming the model's), or unknown (with near matches).
+        profile or adapter (naming the model's), or unknown (with near matches); invalid_request for an adapter that
+        is not the model's.
         """
         if not name.strip():
             raise _refused("the model's name is empty; `mlxd ls` lists names")
@@ -80,7 +102,23 @@ class Names:
         if name in profiles:
             return Found(entry, profiles[name], name)
         there = f"it has {', '.join(profiles)}" if profiles else "it has none"
-        raise _refused(f"{entry.id} has no profile {name!r}; {there}")
+        said = f"{entry.id} has no profile {name!r}; {there}"
+        if not name.strip():
+            raise _refused(said)
+        try:
+            return Found(entry, adapters=self._adapters(entry, parsed(name)))
+        except Refused as refused:
+            if refused.failure.code is not ErrorCode.MODEL_NOT_FOUND:
+                raise
+            nor = refused.failure.message.removeprefix(f"{entry.id} has ")
+            raise _refused(f"{said}, and {nor}") from None
+
+    def model_of(self, name: str) -> ModelEntry | None:
+        """The model of an exact name or the end of one, without profile and adapter; None where none is meant."""
+        try:
+            return self._exact.get(name) or self._by_ending(name)
+        except Refused:  # unclear
+            return None
 
     def _by_ending(self, name: str) -> ModelEntry | None:
         wanted = name.casefold()

@@ -24,6 +24,7 @@ from parent.protocols.openai import fields as openai_fields
 from parent.protocols.responses import decode as responses
 from parent.protocols.responses import object as responses_object
 from parent.protocols.responses import stored as responses_stored
+from parent.routes import adapters
 from parent.routes.models import LoadBody, UnloadBody
 from parent.routes.responses import Deleted, InputTokens
 
@@ -207,6 +208,37 @@ OPERATIONS: tuple[Operation, ...] = (
         also=(202,),
         needs_body=False,
         errors="models",
+    ),
+    Operation(
+        "GET",
+        "/v1/adapters",
+        "adapters",
+        "What is mounted, and what can be",
+        adapters.AdapterList,
+        query=(Query("model"),),
+    ),
+    Operation(
+        "GET",
+        "/v1/adapters/available",
+        "adapters",
+        "What is on disk",
+        adapters.AvailableList,
+        query=(Query("model"),),
+    ),
+    Operation("POST", "/v1/adapters/mount", "adapters", "Mount one", adapters.MountedRow, adapters.MountBody),
+    Operation(
+        "POST", "/v1/adapters/unmount", "adapters", "Let one go", adapters.Unmounted, adapters.UnmountBody
+    ),
+    Operation(
+        "POST", "/api/finetune/merge", "adapters", "One out of two", adapters.Merged, adapters.MergeBody
+    ),
+    Operation(
+        "POST",
+        "/api/finetune/export",
+        "adapters",
+        "One as a folder to give away",
+        adapters.Exported,
+        adapters.ExportBody,
     ),
     _ollama(
         "/api/chat", "An answer in Ollama's format", ollama_request.ChatBody, ollama_answer.ChatFrame, NDJSON

@@ -1,5 +1,9 @@
 """One model's workers: the one that requests go to, perhaps a successor beside it, and those that leave."""
 
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
 from msgspec.structs import replace
 
 from parent.config import Settings
@@ -12,6 +16,16 @@ from parent.workers.states import State
 from parent.workers.supervisor import Supervisor
 from shared.control import LaunchModel
 from shared.errors import Failure
+
+
+@dataclass
+class Mount:
+    """An adapter that the model's worker holds, or will hold again when it comes back."""
+
+    id: str
+    path: Path
+    num_bytes: int
+    last_used: float
 
 
 class Host:
@@ -32,7 +46,14 @@ class Host:
         self.comes_back = False  # it leaves only to be loaded again, with other settings
         self.keep_alive_s = -1.0  # as configured, when last looked at
         self.rollout = ""  # how the last change of settings ended, where it did not go well
+        self.adapters: dict[str, Mount] = {}  # by key
+        self.adapter_users: Counter[str] = Counter()  # requests by key
         self.doomed: dict[str, Failure] = {}  # by socket: what a request that is lost there is told
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Of all that are mounted."""
+        return sum(mount.num_bytes for mount in self.adapters.values())
 
     @property
     def phase(self) -> Phase:

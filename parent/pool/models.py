@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from parent.library.adapters import Shelved
 from parent.library.catalog import ModelEntry
 from parent.library.names import Found
 from parent.model_options import Profile
@@ -12,11 +13,12 @@ RESIDENT = "resident"
 
 
 class Choice(NamedTuple):
-    """The model of a request. `is_fallback`: not the one that was asked for."""
+    """The model of a request. `is_fallback`: not the one that was asked for. `adapters`: as in `Found`."""
 
     entry: ModelEntry
     profile: Profile | None = None
     is_fallback: bool = False
+    adapters: tuple[Shelved, ...] | None = None
 
 
 def choose(
@@ -53,4 +55,4 @@ def choose(
         except Refused:
             raise unknown from None  # what was asked for is what the client knows of
         return Choice(found.entry, found.profile, is_fallback=True)
-    return Choice(found.entry, found.profile)
+    return Choice(found.entry, found.profile, adapters=found.adapters)

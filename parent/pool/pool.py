@@ -22,6 +22,7 @@ from parent.pool.desk import FOREVER, Desk, Phase, Policy, Slot
 from parent.pool.host import Host, phase_of
 from parent.pool.lease import Lease
 from parent.pool.ledger import Grant, Ledger
+from parent.pool.mounts import MountPoint
 from parent.pool.plan import Action, Deny, Evict, Give, Load, Resize, plan
 from parent.pool.refusal import refusal
 from parent.pool.roster import Roster
@@ -70,6 +71,7 @@ class Pool:
             memory=memory,
         )
         self.roster = Roster(library, self.desk, self.crew, device, settings, default)
+        self.mounts = MountPoint(self.desk)
         self._on_change, self._on_queue = on_change, on_queue
         self._seen: dict[Supervisor, State] = {}
         self._leases: dict[int, Lease] = {}
@@ -287,6 +289,8 @@ class Pool:
                 self._served_moved(host)
             elif supervisor is host.successor:
                 rollout.moved(self.crew, self.desk, host, self.device)
+                if supervisor is host.supervisor:
+                    self.mounts.came_up(host)
             elif supervisor.state is State.ABSENT:
                 self.crew.dismiss(supervisor)
                 del self._seen[supervisor]
@@ -303,9 +307,12 @@ class Pool:
                 host.good = host.running
         if phase in (Phase.ABSENT, Phase.REFUSED):
             self.crew.close_account(supervisor)
+            if not host.comes_back:
+                self.mounts.went(host)
         self.desk.moved(slot.model, phase, now)
         if phase is Phase.READY:
             slot.room = supervisor.launch.max_rows
+            self.mounts.came_up(host)
             rollout.begin(self.crew, self.desk, host, self.device)  # the settings may have changed meanwhile
         elif phase is Phase.ABSENT and host.comes_back:
             host.comes_back = False

@@ -3,6 +3,7 @@
 import time
 
 from parent.library.catalog import ModelEntry
+from parent.pool.models import Choice
 from parent.workers.states import State
 from parent.workers.supervisor import Supervisor
 from shared.encoders import ABILITIES
@@ -26,6 +27,16 @@ def refusal(supervisor: Supervisor) -> Failure | None:
             retry_after_s=max(1.0, life.half_open_at - time.monotonic()),
         )
     return None
+
+
+def without_adapters(choice: Choice) -> None:
+    """Raises `Refused` where a name asks for adapters, for what runs without."""
+    if choice.adapters:
+        raise refuse(
+            ErrorCode.UNSUPPORTED,
+            f"vectors are made without adapters; ask for {choice.entry.id} alone",
+            param="model",
+        )
 
 
 def not_for(entry: ModelEntry, why: str) -> Refused:

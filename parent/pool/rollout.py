@@ -5,6 +5,8 @@ after it; requests go to whichever is ready, and a new worker that fails leaves 
 import logging
 import time
 
+from msgspec.structs import replace
+
 from parent.library.machine import Device
 from parent.pool.crew import Crew, forgive
 from parent.pool.desk import Desk, Phase
@@ -29,7 +31,7 @@ def begin(crew: Crew, desk: Desk, host: Host, device: Device) -> None:
         return
     if slot.phase is not Phase.READY or host.successor is not None:
         return  # absent: the next load takes the new one; rolling: looked at again at its end
-    bill = bill_of(host.entry, host.recipe.launch, device)
+    bill = replace(bill_of(host.entry, host.recipe.launch, device), adapters=host.adapter_bytes)
     if bill.least > ledger.free or (limit and ledger.count("model") >= limit):
         event(log, "model.rollout", model=slot.model, how="drain, then start")
         host.comes_back = True
@@ -89,7 +91,7 @@ def go_back(desk: Desk, host: Host, device: Device) -> bool:
         return False  # other files, too, do not come back by another recipe
     _note_failure(host, host.supervisor)
     host.bad, host.recipe = host.running, good
-    host.slot.bill = bill_of(host.entry, good.launch, device)
+    host.slot.bill = replace(bill_of(host.entry, good.launch, device), adapters=host.adapter_bytes)
     forgive(desk, host, time.monotonic())
     host.slot.kept_since = time.monotonic()
     return True

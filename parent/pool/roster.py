@@ -5,7 +5,10 @@ import hashlib
 import time
 from collections.abc import Collection
 
+from msgspec.structs import replace
+
 from parent.config import Settings
+from parent.library.adapters import Shelved, parsed
 from parent.library.catalog import ModelEntry
 from parent.library.library import Library
 from parent.library.machine import Device
@@ -63,7 +66,7 @@ class Roster:
         if name:
             with contextlib.suppress(Refused):
                 found = await self.known(name)
-                return Choice(found.entry, found.profile)
+                return Choice(found.entry, found.profile, adapters=found.adapters)
         ready = [host for host in self.hosts.values() if host.slot.phase is Phase.READY]
         ready.sort(key=lambda host: -host.slot.last_used)
         residents = [host.entry for host in ready if host.entry.kind in kinds]
@@ -77,6 +80,35 @@ class Roster:
             fallback=fallback,
             residents=residents,
         )
+
+    async def adapters(self, choice: Choice, asked: list[str] | None) -> tuple[Shelved, ...]:
+        """What a request runs with: `asked` are those of its own field (None = it says nothing).
+
+        Else those of the model's name, of the profile, of the model's options. Raises `Refused`.
+        """
+        if asked is None and choice.adapters is not None:
+            return choice.adapters
+        names = asked
+        if names is None:
+            profile = choice.profile.adapter if choice.profile else ""
+            names = parsed(profile or self.library.options(choice.entry.id).adapter)
+        if not names and not choice.adapters:
+            return ()
+        try:
+            found = self.library.adapters(choice.entry, names)
+        except Refused as refused:
+            if refused.failure.code is not ErrorCode.MODEL_NOT_FOUND:
+                raise
+            await self.look()
+            found = self.library.adapters(choice.entry, names)
+        if choice.adapters is not None and [one.id for one in choice.adapters] != [one.id for one in found]:
+            raise refuse(
+                ErrorCode.INVALID_REQUEST,
+                f"the model's name asks for adapter {'+'.join(one.id for one in choice.adapters)}, and the field for "
+                f"{'+'.join(one.id for one in found) or 'none'}; write one of them",
+                param="adapter",
+            )
+        return found
 
     # ------------------------------------------------------------ hosts
 
@@ -96,7 +128,7 @@ class Roster:
         was_replaced = host.recipe.signature != recipe.signature
         host.entry, host.options, host.recipe = entry, options, recipe
         slot = host.slot
-        slot.bill = bill_of(entry, recipe.launch, self.device)
+        slot.bill = replace(bill_of(entry, recipe.launch, self.device), adapters=host.adapter_bytes)
         slot.is_pinned = options.pin
         keep = self.settings.keep_alive_s if options.keep_alive is None else options.keep_alive
         if keep != host.keep_alive_s:  # else what a request has said of it stands

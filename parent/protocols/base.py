@@ -52,6 +52,7 @@ class DecodedRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: list[str] = []
     seed: int | None = None
     split_reasoning: bool = True
+    adapter: list[str] | None = None  # names; [] = none, None = not said
     keep_alive_s: float | None = (
         None  # how long the model stays once idle; inf = for ever, None = as configured
     )

@@ -32,13 +32,14 @@ class Defaults(msgspec.Struct, frozen=True):
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     """One model. The names for its context are those that clients of OpenAI, vLLM and LM Studio look for.
 
-    `state`: where it is now; `worker`: its process, in the words of table W.
+    `state`: where it is now; `worker`: its process, in the words of table W. `parent`: of `model:adapter` the model.
     """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "mlxd"
+    parent: str | None = None
     aliases: list[str]
     profiles: list[str]
     adapters: list[str] = []
@@ -126,6 +127,20 @@ def _place(ids: list[str], id: str, name: str) -> int:
 def modalities(kind: str) -> Modalities:
     """Of a model of this kind: text goes in, and out where it writes."""
     return Modalities(["text"], ["text"] if kind == "chat" else [])
+
+
+def with_adapter(row: ModelRow, adapter: str, num_bytes: int) -> ModelRow:
+    """The row of a model that runs with an adapter."""
+    return msgspec.structs.replace(
+        row,
+        id=f"{row.id}:{adapter}",
+        parent=row.id,
+        aliases=[f"{name}:{adapter}" for name in row.aliases],
+        profiles=[],
+        adapters=[adapter],
+        bytes=row.bytes + num_bytes,
+        size_bytes=row.bytes + num_bytes,
+    )
 
 
 def info(row: ModelRow, created_at: str) -> ModelInfo:

@@ -9,7 +9,7 @@ import msgspec
 from parent.pool.lease import Lease
 from parent.pool.models import Choice
 from parent.pool.pool import Pool
-from parent.pool.refusal import not_for
+from parent.pool.refusal import not_for, without_adapters
 from parent.protocols import rerank
 from parent.protocols.openai import embeddings as openai_embeddings
 from parent.routes.inference import client_of, read
@@ -31,6 +31,7 @@ class EmbeddingRoutes:
         """The vectors of texts."""
         asked = await read(scope, receive, self.pool.settings, openai_embeddings.decode)
         choice = await self.pool.roster.choose(asked.model, ("embedding",))
+        without_adapters(choice)
         if choice.entry.kind == "reranker":
             raise not_for(choice.entry, "and has no vectors")
 
@@ -47,6 +48,7 @@ class EmbeddingRoutes:
         """Documents by how well they answer a query."""
         asked = await read(scope, receive, self.pool.settings, rerank.decode)
         choice = await self.pool.roster.choose(asked.model, ("reranker", "embedding"))
+        without_adapters(choice)
 
         async def question(client: WorkerClient, lease: Lease) -> wire.RankResult:
             return await client.rank(asked.request)

@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
+import msgspec
+
 from parent.config import Settings
 from parent.inference.forward import Forwarder, Order
 from parent.inference.profiles import apply
@@ -125,14 +127,21 @@ async def admit(scope: asgi.Scope, asked: DecodedRequest, forwarder: Forwarder, 
     record.model, record.stream = found.entry.id, asked.stream
     if found.entry.kind != "chat":
         raise not_for(found.entry, "and does not write")
+    adapters = await pool.roster.adapters(found, asked.adapter)
     named = asked.model if asked.model and not found.is_fallback else found.entry.id
+    if adapters and not found.adapters and found.profile is None:
+        named += f":{'+'.join(one.id for one in adapters)}"
     headers = [(b"x-mlxd-fallback", found.entry.id.encode())] if found.is_fallback else []
     asked = apply(asked, found.profile)
-    fingerprint = fingerprint_of(found.entry)
+    fingerprint = fingerprint_of(found.entry, *(one.signature for one in adapters))
     request_id, manners = scope["request_id"], manners_of(pool.settings)
     meta = Meta(uuid.uuid4().hex, int(time.time()), named, asked, manners, fingerprint, request_id)
     requests = asked.to_generate(request_id, secrets.randbits(63))
-    return Admitted(meta, requests, Order(found.entry, client_of(scope), asked.keep_alive_s), headers)
+    if adapters:
+        keys = [one.key for one in adapters]
+        requests = [msgspec.structs.replace(each, adapters=keys) for each in requests]
+    order = Order(found.entry, client_of(scope), asked.keep_alive_s, adapters)
+    return Admitted(meta, requests, order, headers)
 
 
 async def forwarded(forwarder: Forwarder, admitted: Admitted, emit: Emit, record: Record) -> None:
@@ -151,9 +160,10 @@ def manners_of(settings: Settings) -> Manners:
     return Manners(settings.strict, shown)
 
 
-def fingerprint_of(entry: ModelEntry) -> str:
-    """Another one when the model's files or the server are."""
-    return "fp_" + hashlib.blake2b(f"{entry.signature} {VERSION}".encode(), digest_size=5).hexdigest()
+def fingerprint_of(entry: ModelEntry, *adapters: str) -> str:
+    """Another one when the model's files, those of its adapters (their signatures), or the server are."""
+    parts = " ".join((entry.signature, VERSION, *adapters))
+    return "fp_" + hashlib.blake2b(parts.encode(), digest_size=5).hexdigest()
 
 
 def client_of(scope: asgi.Scope) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from parent.library.abilities import abilities
+from parent.library.adapters import Shelved
 from parent.library.catalog import ModelEntry
 from parent.pool import operators
 from parent.pool.desk import Phase
@@ -50,7 +51,7 @@ class Models:
         """In Anthropic's shape to its clients, which are known by their `anthropic-version`."""
         await self.pool.look()
         entries = [entry for entry in self.pool.roster.library.entries if not entry.error]
-        rows = await asyncio.to_thread(lambda: [self._row(entry) for entry in entries])
+        rows = await asyncio.to_thread(lambda: [row for entry in entries for row in self._rows(entry)])
         answer: msgspec.Struct = ModelList(data=rows)
         if speaks_anthropic(scope):
             query = dict(urllib.parse.parse_qsl(scope["query_string"].decode("latin-1")))
@@ -58,7 +59,11 @@ class Models:
         await asgi.respond(send, 200, msgspec.json.encode(answer))
 
     async def one(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
-        row = await asyncio.to_thread(self._row, await self._entry(scope))
+        found = await self.pool.roster.known(scope["path_params"]["id"])
+        row = await asyncio.to_thread(self._row, found.entry)
+        if found.adapters:
+            name = "+".join(one.id for one in found.adapters)
+            row = model_rows.with_adapter(row, name, sum(map(_bytes_of, found.adapters)))
         answer = self._info(row) if speaks_anthropic(scope) else row
         await asgi.respond(send, 200, msgspec.json.encode(answer))
 
@@ -116,6 +121,12 @@ class Models:
         created = datetime.fromtimestamp(self.created, UTC).isoformat().replace("+00:00", "Z")
         return model_rows.info(row, created)
 
+    def _rows(self, entry: ModelEntry) -> list[ModelRow]:
+        """Of a model, and of it with each of its adapters."""
+        row = self._row(entry)
+        adapters = self.pool.roster.library.adapters_of(entry) if entry.kind == "chat" else []
+        return [row, *(model_rows.with_adapter(row, one.id, _bytes_of(one)) for one in adapters)]
+
     def _row(self, entry: ModelEntry) -> ModelRow:
         host = self.pool.roster.hosts.get(entry.id)
         facts = host.supervisor.facts if host else None
@@ -128,6 +139,9 @@ class Models:
             created=self.created,
             aliases=[name for name in self.pool.roster.library.names(entry) if name != entry.id],
             profiles=list(options.profiles),
+            adapters=[one.id for one in self.pool.roster.library.adapters_of(entry)]
+            if entry.kind == "chat"
+            else [],
             kind=entry.kind,
             capabilities=list(abilities(entry, facts)),
             modalities=model_rows.modalities(entry.kind),
@@ -148,6 +162,10 @@ class Models:
             pinned=options.pin,
             gen_defaults=model_rows.defaults(facts.defaults if facts else wire.Sampling()),
         )
+
+
+def _bytes_of(one: Shelved) -> int:
+    return one.adapter.num_bytes if one.adapter else 0
 
 
 _STATES: dict[Phase, ModelState] = {

@@ -19,7 +19,7 @@ from parent.pool import operators
 from parent.pool.desk import Phase
 from parent.pool.host import Host
 from parent.pool.lease import Lease
-from parent.pool.refusal import not_for
+from parent.pool.refusal import not_for, without_adapters
 from parent.protocols.base import PLAIN, DecodedRequest, Manners, Protocol
 from parent.protocols.ollama import embed as ollama_embed
 from parent.protocols.ollama import fields as ollama_fields
@@ -123,6 +123,7 @@ class OllamaRoutes:
     ) -> None:
         asked = await read(scope, receive, self.pool.settings, decode)
         choice = await self.pool.roster.choose(self._name(asked.model))
+        without_adapters(choice)
         if choice.entry.kind == "reranker":
             raise not_for(choice.entry, "and has no vectors")
 

@@ -110,6 +110,8 @@ class WorkerClient:
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
         self._closed = False
+        self.mounted: dict[str, wire.MountedAdapter] = {}  # adapters by key, as far as is known here
+        self.mounting: dict[str, asyncio.Task[None]] = {}
 
     async def generate(self, request: wire.GenerateRequest) -> EventStream:
         """Admission is certain when this returns. Raises `Refused` with the worker's failure, `WorkerLost`."""
@@ -155,6 +157,20 @@ class WorkerClient:
     async def rank(self, request: wire.RankRequest) -> wire.RankResult:
         """The scores of documents. Raises `Refused`, `WorkerLost`."""
         return await self._call("POST", "/rank", _encode(request), wire.RankResult)
+
+    async def mount(self, key: str, path: str) -> wire.Mounts:
+        """Have it hold an adapter. Raises `Refused` with what is wrong with it, `WorkerLost`."""
+        return await self._call(
+            "POST", "/adapters", _encode(wire.MountRequest(key=key, path=path)), wire.Mounts
+        )
+
+    async def unmount(self, key: str) -> wire.Mounts:
+        """Have it let an adapter go. Raises `Refused`, `WorkerLost`."""
+        return await self._call("DELETE", "/adapters", _encode(wire.UnmountRequest(key=key)), wire.Mounts)
+
+    async def adapters(self) -> wire.Mounts:
+        """What it holds. Raises `Refused`, `WorkerLost`."""
+        return await self._call("GET", "/adapters", b"", wire.Mounts)
 
     async def stats(self) -> wire.WorkerStats:
         """The worker's counters now. Raises `Refused`, `WorkerLost`."""

@@ -27,7 +27,7 @@ import uvloop
 from shared import asgi, control, jobs, ndjson, wire
 from shared.errors import ErrorCode, Failure
 from shared.version import VERSION, WIRE
-from tests.fakes import reading
+from tests.fakes import mounts, reading
 from tests.fakes import script as scripts
 
 WORDS = ("alpha", "beta", "gamma", "delta", "épsilon", "zeta", "eta", "theta", "λ", "mu", "東京", "xi", "pi")
@@ -118,6 +118,7 @@ class Worker:
         self.spawns = 1
         self.stats = wire.WorkerStats()
         self.draining = False
+        self.mounted: dict[str, wire.MountedAdapter] = {}
         self.readers: dict[str, Reader] = {}  # of /steps, by name
         self.moments: dict[int, asyncio.Event] = {}
         self.writer: asyncio.StreamWriter
@@ -309,6 +310,9 @@ class Worker:
             await asgi.respond(send, 200, msgspec.json.encode(self.stats))
             return
         body = await asgi.read_body(receive, ndjson.MAX_LINE)
+        if scope["path"] == "/adapters":
+            await mounts.answer(self.mounted, scope["method"], body, send, self.journal)
+            return
         if scope["path"].startswith("/steps/"):
             name = scope["path"].removeprefix("/steps/")
             reader = self.readers[name] = Reader()
@@ -345,7 +349,8 @@ class Worker:
             failure = Failure(ErrorCode.CONTEXT_EXCEEDED, "too long", tokens=words, most_tokens=most)
             await asgi.respond(send, 400, msgspec.json.encode(failure))
             return
-        self.journal("request", id=request.request_id, resume=len(request.resume), seed=request.seed)
+        seen = {"resume": len(request.resume), "seed": request.seed, "adapters": request.adapters}
+        self.journal("request", id=request.request_id, **seen)
         self._count(active=1)
         try:
             done = await asgi.run_until_gone(receive, lambda: self._generate(request, script, send))

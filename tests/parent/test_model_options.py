@@ -28,6 +28,7 @@ dtype = "float16"
 provider = "mlx-lm"
 messages = "as_sent"
 python = "/opt/v/bin/python"
+adapter = "a+b"
 [models."org/name".profiles.creative]
 temperature = 1
 top_p = 0.9
@@ -40,6 +41,7 @@ max_tokens = 100
 max_context = 4096
 thinking = false
 template_kwargs = { tone = "dry", enable_thinking = true }
+adapter = "c"
 [models."org/name".profiles.plain]
 [models.other]
 """
@@ -69,6 +71,7 @@ def test_every_key_of_a_model_and_a_profile_is_read_in_its_unit(tmp_path: Path) 
             provider="mlx-lm",
             messages="as_sent",
             python="/opt/v/bin/python",
+            adapter="a+b",
             profiles={
                 "creative": Profile(
                     temperature=1.0,
@@ -82,6 +85,7 @@ def test_every_key_of_a_model_and_a_profile_is_read_in_its_unit(tmp_path: Path) 
                     max_context=4096,
                     thinking=False,
                     template_kwargs={"tone": "dry", "enable_thinking": True},
+                    adapter="c",
                 ),
                 "plain": Profile(),
             },

@@ -96,7 +96,6 @@ def test_a_wrong_chat_request_names_the_field_and_the_fault(
 
 UNSUPPORTED: list[tuple[str, Any]] = [
     ("modalities", ["text", "audio"]),
-    ("adapter", "mine"),
     ("web_search_options", {}),
     ("moderation", {"model": "x"}),
     ("suffix", "x"),
@@ -134,7 +133,6 @@ NEUTRAL = {
     "modalities": ["text"],
     "stop": None,
     "seed": None,
-    "adapter": "none",
     "reasoning": {},
     "stream_options": {"include_obfuscation": False},
     "an_unknown_field": {"deep": [1, None]},

@@ -58,6 +58,7 @@ class Entry:
     caches: list[Any]
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
     nbytes: int = 0
+    namespace: str = ""  # of the adapters that computed them
 
     def __post_init__(self) -> None:
         held = [*self.caches, *(cache for point in self.checkpoints.values() for cache in point if cache)]
@@ -128,7 +129,10 @@ def marks_of(length: int, reused: int, common: int) -> list[int]:
 
 
 class PrefixCache:
-    """A list ordered by last use, newest last. `regime`: see `DecoderModel.regime`."""
+    """A list ordered by last use, newest last. `regime`: see `DecoderModel.regime`.
+
+    `namespace` of a call: what adapters computed it, or would; nothing of another one is ever found.
+    """
 
     def __init__(self, max_bytes: int, regime: Callable[[int], Hashable]) -> None:
         self.max_bytes = max_bytes
@@ -140,29 +144,38 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def take(self, prompt: Sequence[int]) -> tuple[Branch | None, Lookup]:
+    def key(self, length: int, namespace: str = "") -> Hashable:
+        """What a kept sequence of that length and one that may go on from it have to have in common."""
+        regime = self.regime(length)
+        return (namespace, regime) if namespace else regime
+
+    def take(self, prompt: Sequence[int], namespace: str = "") -> tuple[Branch | None, Lookup]:
         """-> (caches, what was found): the longest usable beginning of `prompt`, its last token left out.
 
         Nothing usable gives None; `reused` of the lookup is the number of tokens in the caches. It is the caller's to
         put it among `lookups`, when he knows whether the disk has more.
         """
         ids = list(prompt)
-        best, reused, near, common = self._best(ids)
-        lookup = _explained(ids, near, common, reused, self.regime(len(ids)))
+        best, reused, near, common = self._best(ids, namespace)
+        lookup = _explained(ids, near, common, reused, self.key(len(ids), namespace))
         if best is None:
             return None, lookup
         self._use(best)
         return best.branch(reused, len(ids)), lookup
 
     def put(
-        self, ids: list[int], caches: list[Any], checkpoints: Mapping[int, Checkpoint] | None = None
+        self,
+        ids: list[int],
+        caches: list[Any],
+        checkpoints: Mapping[int, Checkpoint] | None = None,
+        namespace: str = "",
     ) -> None:
         """Keep `caches`, which hold exactly `ids`. Entries that they make superfluous go, and where one makes them
         superfluous (a branch that was left before it ran a step) that one is used instead.
         """
         if len(ids) < MIN_TOKENS:
             return
-        regime = self.regime(max(len(ids), caches[0].planned))
+        regime = self.key(max(len(ids), caches[0].planned), namespace)
         points = {at: point for at, point in sorted((checkpoints or {}).items()) if at < len(ids)}
         while len(points) > MOST_CHECKPOINTS:
             del points[list(points)[1]]
@@ -172,7 +185,7 @@ class PrefixCache:
                 return
         for cache in (*caches, *(each for point in points.values() for each in point if each)):
             cache.compact()  # what it holds of others' memory would be counted nowhere
-        new = Entry(ids, regime, caches, points)
+        new = Entry(ids, regime, caches, points, namespace=namespace)
         if new.nbytes > self.max_bytes:
             return
         for entry in list(self._entries):
@@ -204,13 +217,15 @@ class PrefixCache:
         self._entries.remove(entry)
         self.nbytes -= entry.nbytes
 
-    def _best(self, ids: list[int]) -> tuple[Entry | None, int, Entry | None, int]:
+    def _best(self, ids: list[int], namespace: str) -> tuple[Entry | None, int, Entry | None, int]:
         """-> (the entry that saves most, tokens of it to be used, the entry most alike, tokens in common)."""
         best: Entry | None = None
         near: Entry | None = None
         reused, most = 0, 0
-        regime = self.regime(len(ids))
+        regime = self.key(len(ids), namespace)
         for entry in self._entries:
+            if entry.namespace != namespace:
+                continue
             common = common_length(entry.ids, ids)
             if common > most:
                 near, most = entry, common

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shared.errors import ErrorCode, Failure
+from shared.errors import ErrorCode, Failure, Refused
 from shared.logs import event
 from shared.wire import FinishReason, WorkerStats
 from worker.cache.prefix import Branch, Lookup, asked_of_disk, checkpoint_of, marks_of
@@ -63,6 +63,7 @@ class Loaded:
     kv: KvBudget = field(default_factory=KvBudget)  # of all rows
     check_prefix: bool = False  # compare every prompt that is taken up with one that is run whole
     store: Any = None  # `worker.cache.store.Store`, where kept prompts outlive the worker
+    adapters: Any = None  # `worker.adapters.mount.Adapters`; None = the model takes none
     pooling: Any = (
         None  # `worker.embed.pooling.Head`: how hidden states become a vector; a `Failure`: why not
     )
@@ -250,6 +251,7 @@ class Engine:
         assert self._loaded is not None
         assert self._scheduler is not None
         model, scheduler, start_waits = self._loaded.model, self._scheduler, runner.start_waits()
+        selection = None if self._loaded.adapters is None else self._loaded.adapters.selection
         pending: runner.Pending | None = None
         while True:
             if not self._take(wait=False):
@@ -271,7 +273,7 @@ class Engine:
                 continue
             self._step_began = time.monotonic()
             self._emit(outputs)
-            begun = runner.build(model, step) if step else None
+            begun = runner.build(model, step, selection) if step else None
             if pending is not None and start_waits:
                 self._finish(pending)
             if begun is not None:
@@ -310,9 +312,9 @@ class Engine:
         loaded = self._loaded
         if sequence.pooler is not None:  # what it does not run it does not see
             return self._begin(sequence, None, None)
-        branch, lookup = loaded.prefix.take(sequence.prompt)
+        branch, lookup = loaded.prefix.take(sequence.prompt, sequence.namespace)
         if loaded.store is not None:
-            regime = loaded.prefix.regime(len(sequence.prompt))
+            regime = loaded.prefix.key(len(sequence.prompt), sequence.namespace)
             found = loaded.store.find(sequence.prompt, regime, lookup.reused)
             if found.tokens > lookup.reused:
                 sequence.status = Status.RESTORING
@@ -355,6 +357,8 @@ class Engine:
             from worker.engine.recheck import recheck
 
             chunk = self._loaded.prefill_chunk
+            if self._loaded.adapters is not None:
+                self._loaded.adapters.selection.choose([(sequence.adapters, 1)])
             recheck(self._loaded.model, sequence.id, sequence.prompt, branch.caches, reused, chunk)
         if sequence.pooler is None and not all(cache.goes_back for cache in branch.caches):
             sequence.marks = marks_of(len(sequence.prompt), reused, common)
@@ -425,6 +429,13 @@ class Engine:
 
     def _add(self, sequence: Sequence) -> None:
         assert self._scheduler is not None
+        assert self._loaded is not None
+        if sequence.adapters:
+            try:
+                sequence.namespace = self._loaded.adapters.acquire(sequence.adapters)
+            except Refused as refused:  # unmounted since it was asked for
+                self._emit([Output(sequence.id, sequence.serial, failure=refused.failure)])
+                return
         self._sequences[sequence.id] = sequence
         self._scheduler.add(sequence)
 
@@ -441,15 +452,18 @@ class Engine:
         if self._sequences.get(sequence.id) is sequence:
             del self._sequences[sequence.id]
         self._keep(sequence)
+        if sequence.adapters and self._loaded is not None:
+            self._loaded.adapters.release(sequence.adapters)
+            sequence.adapters = ()
 
     def _keep(self, sequence: Sequence) -> None:
         """Keep the KV of a row that has left for the next request that begins alike."""
         assert self._loaded is not None
         if sequence.caches is not None and sequence.num_cached and sequence.pooler is None:
             ids, caches = sequence.cached_ids, sequence.caches
-            self._loaded.prefix.put(ids, caches, sequence.checkpoints)
+            self._loaded.prefix.put(ids, caches, sequence.checkpoints, sequence.namespace)
             if self._loaded.store is not None:
-                regime = self._loaded.prefix.regime(max(len(ids), caches[0].planned))
+                regime = self._loaded.prefix.key(max(len(ids), caches[0].planned), sequence.namespace)
                 self._loaded.store.offer(ids, regime, caches, sequence.checkpoints)
         sequence.caches = sequence.token = None
         sequence.checkpoints = {}

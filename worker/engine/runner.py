@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
+from worker.adapters.selection import Selection
 from worker.engine.grammar import masks
 from worker.engine.processors import newest
 from worker.engine.sampling import Draw, draw
@@ -75,8 +76,11 @@ def start_waits() -> bool:
     return bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
-def build(model: Any, step: Step) -> Pending:
-    """The graph of `step`, up to the draw, or to the logits where a row has a grammar. `start` follows."""
+def build(model: Any, step: Step, selection: Selection | None = None) -> Pending:
+    """The graph of `step`, up to the draw, or to the logits where a row has a grammar. `start` follows.
+
+    `selection`: of the adapters that the rows run with.
+    """
     pending = Pending(step.num_prefill, bool(step.decode))
     ids: list[mx.array] = [newest(step.decode)] if step.decode else []
     parts: list[tuple[list[Any], int]] = [(row.caches or [], 1) for row in step.decode]
@@ -90,8 +94,13 @@ def build(model: Any, step: Step) -> Pending:
         ids.append(mx.array(list(row.prompt[end - count : end]), dtype=mx.int32))
         parts.append((row.caches or [], count))
     batch = Batch(ids[0] if len(ids) == 1 else mx.concatenate(ids), parts)
+    stacks = [row.adapters for row in step.decode] + [row.adapters for row, _ in step.prefill]
+    if selection is not None:
+        selection.choose(list(zip(stacks, (row.length for row in batch.rows), strict=True)))
     hidden = model(batch)
     if places:
+        if selection is not None:
+            selection.choose([(stacks[place], 1) for place in places])
         pending.logits = model.head(batch.last(hidden, places))
     for part, (row, _) in zip(batch.rows[len(step.decode) :], step.prefill, strict=True):
         if row.pooler is not None:

@@ -83,6 +83,8 @@ class Sequence:
         None  # the newest sampled token: a device array int32 [R], and its place there
     )
     pooler: Any = None  # of a text that is only read: collects its hidden states, see `worker.embed.pooling`
+    adapters: tuple[str, ...] = ()  # keys of the adapters that it runs with
+    namespace: str = ""  # of kept prompts: what its adapters add together; "" = the model as it is
     history: "array[int] | None" = None  # prompt and `generated`, kept where a penalty looks at them
 
     @property
@@ -147,4 +149,6 @@ class Sequence:
             is_told=self.is_told,
             serial=self.serial,
             pooler=None if self.pooler is None else self.pooler.fresh(),
+            adapters=self.adapters,
+            namespace=self.namespace,
         )

@@ -46,12 +46,12 @@ def write(
     """
     shards = _split(tensors, max_shard_bytes)
     if len(shards) == 1:
-        _write_file(folder / "model.safetensors", shards[0], on_tensor, metadata)
+        write_file(folder / "model.safetensors", shards[0], on_tensor, metadata)
         return
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        _write_file(folder / file, shard, on_tensor, metadata)
+        write_file(folder / file, shard, on_tensor, metadata)
         weight_map.update({tensor.name: file for tensor in shard})
     index = {
         "metadata": {"total_size": sum(tensor.num_bytes for tensor in tensors)},
@@ -72,9 +72,10 @@ def _split(tensors: Sequence[Planned], limit: int) -> list[list[Planned]]:
     return shards
 
 
-def _write_file(
+def write_file(
     path: Path, tensors: Sequence[Planned], on_tensor: Callable[[Planned], None], metadata: dict[str, str]
 ) -> None:
+    """One file of them all; else as `write`."""
     header: dict[str, object] = {"__metadata__": metadata}
     # wide types first, as the library does: then every tensor is aligned to its own size
     ordered = sorted(tensors, key=lambda one: -DTYPE_BYTES[one.dtype])

@@ -1,13 +1,24 @@
 """Matrices of a model, plain or quantized: projections, embeddings, and embeddings used as the head."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
 
+Delta = Callable[[mx.array, mx.array], mx.array]
+"""What adapters make of a projection: from its input `[..., in]` and its output `[..., out]` to another output."""
+
 
 class Linear(Protocol):
-    """`[..., in]` to `[..., out]`."""
+    """`[..., in]` to `[..., out]`. `delta`: of the adapters that are mounted, None = there are none."""
+
+    delta: Delta | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in), quantized or not."""
+        ...
 
     def __call__(self, x: mx.array) -> mx.array: ...
     def arrays(self) -> list[mx.array]: ...
@@ -33,17 +44,21 @@ class Scheme:
 class DenseLinear:
     """`x @ weight.T + bias`; weight `[out, in]`, bias `[out]`."""
 
-    __slots__ = ("_transposed", "bias", "weight")
+    __slots__ = ("_transposed", "bias", "delta", "weight")
 
     def __init__(self, weight: mx.array, bias: mx.array | None = None) -> None:
         self.weight = weight
         self.bias = bias
+        self.delta: Delta | None = None
         self._transposed = weight.T
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[0], self.weight.shape[1]
+
     def __call__(self, x: mx.array) -> mx.array:
-        if self.bias is None:
-            return x @ self._transposed
-        return mx.addmm(self.bias, x, self._transposed)
+        y = x @ self._transposed if self.bias is None else mx.addmm(self.bias, x, self._transposed)
+        return y if self.delta is None else self.delta(x, y)
 
     def arrays(self) -> list[mx.array]:
         return [self.weight] if self.bias is None else [self.weight, self.bias]
@@ -52,7 +67,7 @@ class DenseLinear:
 class QuantizedLinear:
     """The same with `weight` packed `[out, in * bits / 32]` uint32 and a scale (and bias) a group."""
 
-    __slots__ = ("bias", "biases", "scales", "scheme", "weight")
+    __slots__ = ("bias", "biases", "delta", "scales", "scheme", "weight")
 
     def __init__(
         self,
@@ -67,6 +82,11 @@ class QuantizedLinear:
         self.biases = biases
         self.scheme = scheme
         self.bias = bias
+        self.delta: Delta | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[0], self.weight.shape[1] * 32 // self.scheme.bits
 
     def __call__(self, x: mx.array) -> mx.array:
         scheme = self.scheme
@@ -80,7 +100,9 @@ class QuantizedLinear:
             bits=scheme.bits,
             mode=scheme.mode,
         )
-        return y if self.bias is None else y + self.bias
+        if self.bias is not None:
+            y = y + self.bias
+        return y if self.delta is None else self.delta(x, y)
 
     def arrays(self) -> list[mx.array]:
         return [one for one in (self.weight, self.scales, self.biases, self.bias) if one is not None]

@@ -1,7 +1,7 @@
 """From a model directory to a loaded model: the table of families, and `load_model`."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from shared.errors import ErrorCode, refuse
 from shared.kv_layout import LayerKv, kept_as
 from worker.cache.kv import LayerCache
 from worker.layers.batch import Batch
+from worker.layers.linear import Linear
 from worker.models import (
     bert,
     deepseek,
@@ -94,7 +95,8 @@ _SAFETENSORS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "
 class LoadedModel:
     """A model with its weights in memory. `dtype`: of the activations. `weights_bytes`: as held, measured.
 
-    `provider`: whose graph it is, native or mlx-lm; the caches of a native one can be written to disk.
+    `provider`: whose graph it is, native or mlx-lm; the caches of a native one can be written to disk. `linears`: its
+    projections by their modules, `parts`: of modules that are several of those in one, names and rows; for adapters.
     """
 
     model: DecoderModel
@@ -103,6 +105,8 @@ class LoadedModel:
     quantization: str
     weights_bytes: int
     provider: str = "native"
+    linears: Mapping[str, Linear] = field(default_factory=dict)
+    parts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def load_model(
@@ -134,7 +138,15 @@ def load_model(
             ErrorCode.UNSUPPORTED, f"{path}: kv_cache {kv_cache}: {error}; choose full", param="kv_cache"
         ) from None
     num_bytes = weights.materialise(on_progress)
-    return LoadedModel(model, checkpoint, chosen, checkpoint.quantization, num_bytes)
+    return LoadedModel(
+        model,
+        checkpoint,
+        chosen,
+        checkpoint.quantization,
+        num_bytes,
+        linears=weights.linears,
+        parts=weights.parts,
+    )
 
 
 @dataclass(frozen=True)

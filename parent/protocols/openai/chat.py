@@ -82,6 +82,7 @@ def decode(body: bytes, manners: Manners = PLAIN) -> DecodedRequest:
         stop=openai_fields.stops(asked),
         seed=openai_fields.seed(asked),
         keep_alive_s=openai_fields.kept_for(asked.keep_alive),
+        adapter=openai_fields.adapter(asked),
     )
 
 

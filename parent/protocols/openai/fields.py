@@ -25,6 +25,7 @@ from shared.units import parse_seconds
 MAX_STOPS = 4
 MAX_CHOICES = 64
 MAX_LOGPROBS = 20
+MAX_ADAPTERS = 8
 FOREVER = math.inf
 
 IGNORED = frozenset(
@@ -55,15 +56,15 @@ class CommonBody(StructuredFields, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     n: int | None = None
     keep_alive: float | str | None = None
+    adapter: str | list[str] | None = None
+    adapters: str | list[str] | None = None
     # not here: accepted only with the value that changes nothing
-    adapter: str | None = None
     moderation: Any = None
     web_search_options: Any = None
     suffix: str | None = None
 
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "adapter": (None, "", "none"),
     "moderation": (None,),
     "web_search_options": (None,),
     "suffix": (None, ""),
@@ -147,6 +148,33 @@ def stops(body: CommonBody) -> list[str]:
     if "" in given:
         raise invalid("stop", "a stop string must not be empty")
     return given
+
+
+def adapter(body: CommonBody) -> list[str] | None:
+    """Names of `adapter`, or of `adapters`; [] = none, None = not said. Raises `Refused`."""
+    found: list[str] | None = None
+    for name in ("adapter", "adapters"):
+        given: str | list[str] | None = getattr(body, name)
+        if given is None:
+            continue
+        names = named_adapters(name, given)
+        if found is not None and names != found:
+            raise invalid(name, "must not say something else than adapter")
+        found = names
+    return found
+
+
+def named_adapters(field: str, given: str | list[str]) -> list[str]:
+    """`a+b`, `a,b`, a list of names; `none` and nothing are none. Raises `Refused`."""
+    parts = given.replace(",", "+").split("+") if isinstance(given, str) else given
+    names = [part.strip() for part in parts]
+    if names in ([], [""], ["none"]):
+        return []
+    if any(not name or name == "none" or set(name) & set("+,:") for name in names):
+        raise invalid(field, "must be the name of an adapter, NAME+NAME, a list of names, or none")
+    if len(names) > MAX_ADAPTERS:
+        raise invalid(field, f"at most {MAX_ADAPTERS} adapters can be added up, not {len(names)}")
+    return names
 
 
 def wants_usage(body: CommonBody) -> bool:

@@ -119,6 +119,7 @@ def parse(body: bytes, manners: Manners = PLAIN) -> ResponsesRequest:
         stop=openai_fields.stops(asked),
         seed=openai_fields.seed(asked),
         keep_alive_s=openai_fields.kept_for(asked.keep_alive),
+        adapter=openai_fields.adapter(asked),
         shown=_shown(asked, offered),
         items=found,
         ignored=offered.ignored,
