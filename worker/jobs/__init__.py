@@ -18,7 +18,13 @@ KINDS: Mapping[type[JobSpec], str] = {
 
 def run(launch: LaunchJob, emit: Callable[[JobEvent], None], should_stop: Callable[[], bool]) -> JobDone:
     """Run the job of the launch record. Raises `Refused` with what went wrong, or when stopped."""
-    ctx = JobContext(emit, should_stop, Path(launch.output) if launch.output else None)
+    ctx = JobContext(
+        emit,
+        should_stop,
+        output=Path(launch.output) if launch.output else None,
+        work=Path(launch.work) if launch.work else None,
+        resume=launch.resume,
+    )
     module = importlib.import_module(KINDS[type(launch.spec)])
     emit(JobStarted())
     done: JobDone = module.run(launch.spec, ctx)
