@@ -83,6 +83,7 @@ class Finetune(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     head_chunk: Annotated[int, Meta(ge=0)] = 0  # tokens whose logits are held at once; 0 = all
     save_checkpoints: bool = False  # keep an adapter of every evaluation, each mountable
     warm_start_adapter: str = ""  # path of an adapter to begin with
+    like_mlx_lm: bool = False  # batches and targets as mlx_lm.lora has them, see docs/lab.md
 
 
 class Fuse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="fuse"):
