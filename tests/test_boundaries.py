@@ -21,7 +21,8 @@ MAX_LINES = 500
 READING_ORDER: dict[str, list[list[str]]] = {
     "shared": [
         ["version", "units", "ndjson", "logs", "errors", "files", "family_config", "providers", "encoders"],
-        ["wire", "jobs", "asgi", "model_config", "kv_layout", "tensor_headers"],
+        ["lab"],
+        ["wire", "jobs", "asgi", "model_config", "kv_layout", "tensor_headers", "dataset"],
         ["control", "checkpoint"],
     ],
     "worker": [
@@ -31,6 +32,8 @@ READING_ORDER: dict[str, list[list[str]]] = {
         ["providers"],
         ["embed.sentence", "embed.groups", "embed.texts"],
         ["models", "embed.pooling"],
+        ["datasets"],
+        ["train"],
         ["embed.forward"],
         ["engine.sequence", "engine.kv_budget", "engine.pace"],
         ["engine.answer_grammar", "engine.budget"],
@@ -76,6 +79,8 @@ THIRD_PARTY: dict[str, set[str]] = {
     "worker.providers": {"mlx", "mlx_lm"},
     "worker.models": {"mlx"},
     "worker.embed": {"mlx", "tokenizers"},
+    "worker.datasets": {"numpy"},
+    "worker.train": {"mlx", "numpy"},
     "worker.engine": {"mlx", "numpy", "llguidance"},
     "worker.load": {"mlx"},
     "worker.serve": {"uvicorn"},
@@ -111,6 +116,8 @@ PURE = [
     "shared.errors",
     "shared.wire",
     "shared.jobs",
+    "shared.lab",
+    "shared.dataset",
     "shared.control",
     "shared.checkpoint",
     "shared.family_config",

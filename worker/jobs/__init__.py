@@ -6,12 +6,14 @@ from pathlib import Path
 
 from shared.control import LaunchJob
 from shared.jobs import ImportGguf, JobDone, JobEvent, JobSpec, JobStarted, NoopJob, PullRepo
+from shared.lab import Finetune
 from worker.jobs.context import JobContext
 
 KINDS: Mapping[type[JobSpec], str] = {
     NoopJob: "worker.jobs.noop",
     ImportGguf: "worker.jobs.import_gguf",
     PullRepo: "worker.jobs.pull_repo",
+    Finetune: "worker.jobs.finetune",
 }
 """Spec to the module whose `run(spec, ctx)` does it; imported when asked for, so that each pays for itself."""
 
