@@ -45,9 +45,6 @@ class PassingState:
     def advance(self, length: int, states: list[mx.array]) -> None:
         """Nothing: nobody comes after."""
 
-    def mask(self, length: int) -> None:
-        return None
-
 
 def batch_of(layout: Sequence[LayerKv], rows: Sequence[Sequence[int]]) -> Batch:
     """A pass over sequences of token ids, each seeing itself alone. Masks are made here, once for all layers."""
@@ -56,7 +53,8 @@ def batch_of(layout: Sequence[LayerKv], rows: Sequence[Sequence[int]]) -> Batch:
     batch = Batch(tokens, parts)
     for place, row in enumerate(batch.rows):
         for cache in row.caches:
-            batch.mask(place, cache)
+            if isinstance(cache, PassingKV):
+                batch.mask(place, cache)
     return batch
 
 
