@@ -55,13 +55,13 @@ def words(count: int, random_: random.Random) -> str:
     return " ".join(random_.choice(WORDS) for _ in range(count))
 
 
-def chats(count: int, seed: int = 3, longest: int = 12) -> list[dict[str, Any]]:
+def chats(count: int, seed: int = 3, longest: int = 5) -> list[dict[str, Any]]:
     """Rows of the `messages` format, of several lengths."""
     one = random.Random(seed)
     return [
         {
             "messages": [
-                {"role": "user", "content": words(one.randint(1, 6), one)},
+                {"role": "user", "content": words(one.randint(1, 4), one)},
                 {"role": "assistant", "content": words(one.randint(1, longest), one)},
             ]
         }
@@ -73,9 +73,9 @@ def preferences(count: int, seed: int = 4) -> list[dict[str, Any]]:
     one = random.Random(seed)
     return [
         {
-            "prompt": words(one.randint(1, 5), one),
-            "chosen": words(one.randint(2, 8), one),
-            "rejected": words(one.randint(2, 8), one).upper(),
+            "prompt": words(one.randint(1, 3), one),
+            "chosen": words(one.randint(2, 4), one),
+            "rejected": words(one.randint(2, 4), one).upper(),
         }
         for _ in range(count)
     ]

@@ -41,6 +41,12 @@ def run(spec: Finetune, ctx: JobContext) -> JobDone:
         raise refuse(ErrorCode.INVALID_REQUEST, "the job has no output")
     if (done := _published(ctx)) is not None:
         return done
+    if spec.warmup_iters >= spec.iters:
+        raise refuse(
+            ErrorCode.INVALID_REQUEST,
+            f"warmup_iters is {spec.warmup_iters}, and there are {spec.iters} iters; choose fewer",
+            param="warmup_iters",
+        )
     ctx.emit(JobStage("inspect", message=spec.data))
     data = read(spec.data, split=spec.steps_per_eval > 0 and not spec.like_mlx_lm)
     check_method(data, spec.method)
@@ -307,7 +313,7 @@ def _loading(ctx: JobContext, done: int, total: int) -> None:
 
 
 def _published(ctx: JobContext) -> JobDone | None:
-    """What an earlier start of this very job has published. Raises `Refused` (conflict) where something else is there."""
+    """What an earlier start of this very job has published. Raises `Refused` (conflict) where something else is."""
     assert ctx.output is not None
     if not ctx.output.exists():
         return None

@@ -52,7 +52,7 @@ def write_adapter(
 
 
 def warm_start(folder: Path, adapter: Adapter, arrays: Arrays) -> Arrays:
-    """`arrays` with what the adapter in `folder` has of them. Raises `Refused` (invalid_request) where it has others."""
+    """`arrays` with what the adapter in `folder` has of them. Raises `Refused` (invalid_request): it is another."""
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         held = mx.load(str(folder / WEIGHTS))
@@ -91,6 +91,12 @@ def _taken(folder: Path, site: Site, a: mx.array, b: mx.array, scale: float, arr
             f"{site.module} is [{wide}, r] and [r, {out}], and the adapter has {list(a.shape)} and {list(b.shape)}; "
             "it is of another model",
         )
+    if rank > site.rank and not (mx.any(a[:, site.rank :]) | mx.any(b[site.rank :])).item():
+        a, b, rank = (
+            a[:, : site.rank],
+            b[: site.rank],
+            site.rank,
+        )  # zeros that `write_adapter` filled it up with
     if rank > site.rank:
         raise _fault(folder, f"{site.module} has rank {rank} there; choose rank {rank} or more")
     name = site.module
