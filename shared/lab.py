@@ -70,7 +70,7 @@ class Finetune(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     weight_decay: Annotated[float, Meta(ge=0)] = 0.01
     grad_clip_norm: Annotated[float, Meta(ge=0)] = 1.0  # 0 = off
     max_seq_length: Annotated[int, Meta(ge=8)] = 512
-    seed: Annotated[int, Meta(ge=0)] = 0
+    seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
     steps_per_report: Positive = 10
     steps_per_eval: Annotated[int, Meta(ge=0)] = 50  # 0 = never
     steps_per_save: Annotated[int, Meta(ge=0)] = 50

@@ -30,9 +30,9 @@ class Scored:
 
 def cross_entropy(head: Head, hidden: mx.array, targets: mx.array) -> mx.array:
     """-log p of each target, [N] float32."""
-    logits = head(hidden)
+    logits = head(hidden).astype(mx.float32)
     wanted = mx.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
-    return (mx.logsumexp(logits, axis=-1) - wanted).astype(mx.float32)
+    return mx.logsumexp(logits, axis=-1) - wanted
 
 
 def mean_cross_entropy(head: Head, hidden: mx.array, scored: Scored, chunk: int) -> mx.array:
