@@ -116,11 +116,17 @@ class LaunchModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
 
 class LaunchJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="launch_job"):
-    """Run this job; what it makes appears at `output`, whole or not at all."""
+    """Run this job; what it makes appears at `output`, whole or not at all.
+
+    `work`: a folder that outlives the process, for checkpoints. `resume`: of the last `JobSaved` of the same job, "" =
+    from the beginning.
+    """
 
     job_id: str
     spec: JobSpec
     output: str = ""
+    work: str = ""
+    resume: str = ""
 
 
 class Adopt(msgspec.Struct, frozen=True, tag="adopt"):

@@ -70,7 +70,7 @@ class Finetune(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     weight_decay: Annotated[float, Meta(ge=0)] = 0.01
     grad_clip_norm: Annotated[float, Meta(ge=0)] = 1.0  # 0 = off
     max_seq_length: Annotated[int, Meta(ge=8)] = 512
-    seed: Annotated[int, Meta(ge=0)] = 0
+    seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
     steps_per_report: Positive = 10
     steps_per_eval: Annotated[int, Meta(ge=0)] = 50  # 0 = never
     steps_per_save: Annotated[int, Meta(ge=0)] = 50
@@ -83,6 +83,7 @@ class Finetune(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     head_chunk: Annotated[int, Meta(ge=0)] = 0  # tokens whose logits are held at once; 0 = all
     save_checkpoints: bool = False  # keep an adapter of every evaluation, each mountable
     warm_start_adapter: str = ""  # path of an adapter to begin with
+    like_mlx_lm: bool = False  # batches and targets as mlx_lm.lora has them, see docs/lab.md
 
 
 class Fuse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="fuse"):

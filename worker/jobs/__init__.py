@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shared.control import LaunchJob
 from shared.jobs import ImportGguf, JobDone, JobEvent, JobSpec, JobStarted, NoopJob, PullRepo
-from shared.lab import Fuse, MergeAdapters
+from shared.lab import Finetune, Fuse, MergeAdapters
 from worker.jobs.context import JobContext
 
 KINDS: Mapping[type[JobSpec], str] = {
@@ -15,13 +15,20 @@ KINDS: Mapping[type[JobSpec], str] = {
     PullRepo: "worker.jobs.pull_repo",
     Fuse: "worker.jobs.fuse",
     MergeAdapters: "worker.jobs.merge_adapters",
+    Finetune: "worker.jobs.finetune",
 }
 """Spec to the module whose `run(spec, ctx)` does it; imported when asked for, so that each pays for itself."""
 
 
 def run(launch: LaunchJob, emit: Callable[[JobEvent], None], should_stop: Callable[[], bool]) -> JobDone:
     """Run the job of the launch record. Raises `Refused` with what went wrong, or when stopped."""
-    ctx = JobContext(emit, should_stop, Path(launch.output) if launch.output else None)
+    ctx = JobContext(
+        emit,
+        should_stop,
+        output=Path(launch.output) if launch.output else None,
+        work=Path(launch.work) if launch.work else None,
+        resume=launch.resume,
+    )
     module = importlib.import_module(KINDS[type(launch.spec)])
     emit(JobStarted())
     done: JobDone = module.run(launch.spec, ctx)

@@ -18,11 +18,15 @@ from shared.units import format_bytes
 
 @dataclass(frozen=True)
 class JobContext:
-    """`emit` an event; `should_stop()` says that the job is no longer wanted; `output` is what it shall make."""
+    """`emit` an event; `should_stop()` says that the job is no longer wanted; `output` is what it shall make. `work`:
+    a folder for checkpoints. `resume`: what the last `JobSaved` of this job said, "" = begin.
+    """
 
     emit: Callable[[JobEvent], None]
     should_stop: Callable[[], bool]
     output: Path | None = None
+    work: Path | None = None
+    resume: str = ""
 
     def check(self) -> None:
         """Raises `Refused` (shutting_down) once the job has been asked to stop. Call it at safe points."""

@@ -184,7 +184,8 @@ class SigmoidRouter:
 
 
 def top_k(scores: mx.array, k: int) -> mx.array:
-    """The places [T, k] of the greatest of `scores` [T, E], in no order."""
+    """The places [T, k] of the greatest of `scores` [T, E], in no order. No gradient goes through a choice."""
+    scores = mx.stop_gradient(scores)
     if k == scores.shape[-1]:
         return mx.broadcast_to(mx.arange(k, dtype=mx.uint32), scores.shape)
     return mx.argpartition(-scores, k - 1, axis=-1)[:, :k]

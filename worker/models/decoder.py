@@ -93,15 +93,20 @@ class Decoder:
         self._layer_inputs = layer_inputs
 
     def __call__(self, batch: Batch) -> mx.array:
+        x = self.begin(batch)
+        for layer in self.layers:
+            x = layer(x, batch)
+        return self.norm(x)
+
+    def begin(self, batch: Batch) -> mx.array:
+        """What the first layer gets, `[T, D]`; prepares what all layers share."""
         x = self.embed(batch.tokens)
         if self.embed_scale is not None:
             x = x * mx.array(self.embed_scale, x.dtype)
         self.rotations(batch, x.dtype)
         if self._layer_inputs is not None:
             batch.layer_inputs = self._layer_inputs(x, batch)
-        for layer in self.layers:
-            x = layer(x, batch)
-        return self.norm(x)
+        return x
 
     def rotations(self, batch: Batch, dtype: mx.Dtype) -> None:
         """Prepare what the layers of a pass share."""

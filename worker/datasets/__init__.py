@@ -1,0 +1,1 @@
+"""Rows of a data set to tokens, and tokens to batches."""

@@ -1,0 +1,1 @@
+"""Training of adapters over the native graphs: passes that remember nothing, gradients, losses, and the loop."""
