@@ -256,7 +256,14 @@ def test_every_family_learns(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["dpo", "orpo"])
 def test_preferences_are_learned(method: str, tmp_path: Path) -> None:
     spec = spec_for(
-        tmp_path, method=method, iters=20, steps_per_eval=20, scale=4.0, orpo_lambda=1.0, dpo_beta=0.5
+        tmp_path,
+        method=method,
+        iters=40,
+        steps_per_eval=40,
+        learning_rate=1e-2,
+        scale=4.0,
+        orpo_lambda=1.0,
+        dpo_beta=0.5,
     )
     _, events = run_job(spec, tmp_path / "out")
     told = [event for event in events if isinstance(event, JobMetric) and event.kind == "val"]
