@@ -26,6 +26,7 @@ from parent.library.catalog import ModelEntry
 from parent.library.machine import find_device, memory_bytes, mlx_version
 from parent.library.roots import models_dir
 from parent.library.starter import STARTER
+from parent.workers import one_row
 from parent.workers.blas import choose
 from shared.errors import Refused
 from shared.units import format_bytes
@@ -95,7 +96,30 @@ def _blas(settings: Settings) -> list[Check]:
         chosen = choose(settings)
     except Refused as refused:
         return [Check("blas", "broken", str(refused), "set blas = auto, or the path of an OpenBLAS")]
-    return [Check("blas", "advice" if chosen.advice else "ok", chosen.description, chosen.advice)]
+    checks = [Check("blas", "advice" if chosen.advice else "ok", chosen.description, chosen.advice)]
+    return [*checks, _kernel(settings, chosen.path)] if chosen.path else checks
+
+
+def _kernel(settings: Settings, blas: str) -> Check:
+    """The library in front of the BLAS. It is built here too: so one sees why it cannot be."""
+    front = one_row.build(blas, settings.data_dir / "cache")
+    if front.path is None:
+        todo = "answers are right, but slower; once that is mended, `mlxd restart` and load the models again"
+        return Check(
+            "kernel for few rows",
+            "advice",
+            f"products of few rows are left to the BLAS: {front.reason}",
+            todo,
+        )
+    if front.is_new and find_running(settings.data_dir):
+        todo = "`mlxd restart`, and load the models again"
+        return Check(
+            "kernel for few rows",
+            "advice",
+            f"built just now: the running server goes without {front.path}",
+            todo,
+        )
+    return Check("kernel for few rows", "ok", str(front.path))
 
 
 def _data(settings: Settings) -> list[Check]:

@@ -80,9 +80,11 @@ def worker_env(settings: Settings) -> tuple[dict[str, str], str]:
     preload = [chosen.path, os.environ.get("LD_PRELOAD", "")]
     if chosen.path:
         front = one_row.build(chosen.path, settings.data_dir / "cache")
-        if front is not None:
-            preload.insert(0, str(front))
+        if front.path is not None:
+            preload.insert(0, str(front.path))
             line += ", products of up to 16 rows by our kernel"
+        else:
+            line += f", without our kernel for products of few rows: {front.reason}"
     env = {"MLXD_BLAS_NAME": line}
     if chosen.path:
         env["LD_PRELOAD"] = ":".join(filter(None, preload))
