@@ -86,7 +86,8 @@ class Endings:
 
 class Restarter:
     """One per server. `execute` becomes the new image, with these sockets of clients, or raises OSError;
-    `preflight` says why it would fail. `drain_s` is asked at each restart.
+    `preflight` says why it would fail; `settle` writes down what the new image takes over, or says why it cannot.
+    `drain_s` is asked at each restart.
     """
 
     def __init__(
@@ -96,12 +97,13 @@ class Restarter:
         drain_s: Callable[[], float],
         execute: Callable[[Sequence[int]], None],
         preflight: Callable[[], Awaitable[str]],
+        settle: Callable[[], str] = str,
     ) -> None:
         self._server: Listening | None = None
         self._is_closing = False
         self.boot = boot
         self._drain_s = drain_s
-        self._execute, self._preflight = execute, preflight
+        self._execute, self._preflight, self._settle = execute, preflight, settle
         self._status = RestartStatus(boot=boot, pid=os.getpid())
         self._task: asyncio.Task[None] | None = None
 
@@ -125,6 +127,8 @@ class Restarter:
             raise refuse(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
         if self._status.state == "draining":
             raise refuse(ErrorCode.CONFLICT, "a restart is under way already")
+        if reason := self._settle():
+            raise refuse(ErrorCode.CONFLICT, f"not restarted: {reason}")
         self._tell("draining")
         try:
             reason = await self._preflight()
@@ -151,6 +155,9 @@ class Restarter:
                     server,
                     f"{left} {answers} after {drain_s:g} s; nothing was lost; `mlxd restart --now` cuts them",
                 )
+                return
+            if reason := self._settle():  # a model may have been loaded meanwhile
+                await self._give_up(server, reason)
                 return
         except Exception as error:
             log.exception("server.restart_failed")

@@ -208,6 +208,7 @@ def serve(
             drain_s=lambda: live.settings.drain_s,
             execute=lambda clients: handover.execute(listener, instance.lock_fd, clients, keep_fds),
             preflight=lambda: _preflight(instance, listener, keep_fds),
+            settle=lambda: application.pool.crew.write_records(),
         )
         with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             application = Application(

@@ -2,7 +2,6 @@
 later parent.
 """
 
-import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -45,6 +44,7 @@ class Crew:
         self._memory = memory or SystemMemory()
         self._numbers = iter(range(1 << 30))
         self._taken: set[str] = set()
+        self._fault = ""  # of the last writing of the records
 
     def avoid(self, names: Iterable[str]) -> None:
         """Names of workers that an earlier parent left: ours must be others."""
@@ -119,10 +119,24 @@ class Crew:
         )
         return [record for supervisor in served if (record := supervisor.record()) is not None]
 
-    def write_records(self) -> None:
-        """A full disk is no reason to stop: a later parent will load again, and nothing else is lost."""
-        with contextlib.suppress(OSError):
-            runtime_file.write(self._runtime_dir / runtime_file.NAME, self.records())
+    def write_records(self) -> str:
+        """A full disk is no reason to stop: a later parent will load again, and nothing else is lost.
+
+        Returns in a line why a later parent would not find every worker; "" = it would.
+        """
+        path, records = self._runtime_dir / runtime_file.NAME, self.records()
+        fault = ""
+        try:
+            runtime_file.write(path, records)
+        except OSError as error:
+            if not runtime_file.names_all(path, records):
+                fault = (
+                    f"{path} cannot be written, by which workers are taken over: {error.strerror or error}"
+                )
+        if fault and fault != self._fault:
+            event(log, "workers.not_written", level=logging.WARNING, reason=fault)
+        self._fault = fault
+        return fault
 
 
 def limits_of(settings: Settings) -> Limits:

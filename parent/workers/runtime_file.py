@@ -53,3 +53,9 @@ def read(path: Path) -> list[RuntimeRecord]:
         return msgspec.json.decode(path.read_bytes(), type=list[RuntimeRecord])
     except (OSError, msgspec.MsgspecError):
         return []
+
+
+def names_all(path: Path, records: Sequence[RuntimeRecord]) -> bool:
+    """Whether each of these workers is written there as it is, but for its footprint, which changes all the time."""
+    written = [msgspec.structs.replace(record, footprint=0) for record in read(path)]
+    return all(msgspec.structs.replace(record, footprint=0) in written for record in records)

@@ -1,10 +1,12 @@
 """The steps of a restart in place, with a server that only notes what is done to it."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from parent.restarter import Restarter
+from shared.errors import ErrorCode, Refused
 
 
 class Noting:
@@ -38,8 +40,9 @@ class Noting:
         self.did.append("leave")
 
 
-def restarted(server: Noting, *, exec_fails: bool = False) -> str:
-    """Restart it to the end -> what the status says then."""
+def restarted(server: Noting, *, exec_fails: bool = False, settled: Sequence[str] = ("", "")) -> str:
+    """Restart it to the end -> what the status says then. `settled`: what the settling says each time."""
+    said = list(settled)
 
     def execute(clients) -> None:
         assert list(clients) == [7]
@@ -51,7 +54,9 @@ def restarted(server: Noting, *, exec_fails: bool = False) -> str:
         return ""
 
     async def body() -> str:
-        restarter = Restarter("boot", drain_s=lambda: 0.0, execute=execute, preflight=ready)
+        restarter = Restarter(
+            "boot", drain_s=lambda: 0.0, execute=execute, preflight=ready, settle=lambda: said.pop(0)
+        )
         restarter.serves(server)
         await restarter.request(now=False)
         assert restarter._task is not None
@@ -74,3 +79,13 @@ def restarted(server: Noting, *, exec_fails: bool = False) -> str:
 def test_what_is_done_and_what_is_told(server: Noting, exec_fails: bool, did: list[str], state: str) -> None:
     assert restarted(server, exec_fails=exec_fails) == state
     assert server.did == did
+
+
+def test_workers_that_could_not_be_taken_over_are_not_given_up() -> None:
+    server = Noting()
+    with pytest.raises(Refused, match=r"^not restarted: the disk is full$") as caught:
+        restarted(server, settled=["the disk is full"])
+    assert caught.value.failure.code is ErrorCode.CONFLICT
+    assert server.did == []
+    assert restarted(server, settled=["", "the disk is full"]) == "given_up"  # it filled meanwhile
+    assert server.did == ["pause", "resume"]

@@ -307,3 +307,21 @@ def test_restart_keeps_the_real_worker_and_its_answers(tmp_path: Path) -> None:
         with serving(tmp_path / "tiny", tmp_path) as after:
             assert after.wait_state("ready")["pid"] == worker
             assert content(after.http.post("/v1/chat/completions", json=body).text) == before
+
+
+def test_restart_is_refused_where_a_worker_could_not_be_taken_over(tmp_path: Path) -> None:
+    with served(tmp_path, {}, {"b": {}}) as server:
+        server.wait_state("ready")
+        in_the_way = server.data_dir / "run" / f".workers.json.{server.process.pid}"
+        in_the_way.mkdir()  # as a full disk, it lets nobody write
+        assert server.http.post("/v1/models/b/load", json={"wait": True}).status_code == 200
+        refused = begin(server)
+        assert refused.status_code == 409
+        assert "workers.json cannot be written" in refused.json()["error"]["message"]
+        assert server.ask("x", max_tokens=1).status_code == 200
+        in_the_way.rmdir()
+        assert mlxd(server).returncode == 0
+        assert server.http.post("/v1/models/b/load", json={"wait": True}).status_code == 200
+        assert server.stop() == 0
+    for name in ("model", "b"):
+        assert [len(server.journal(entry, name)) for entry in ("spawned", "adopted")] == [1, 1]
