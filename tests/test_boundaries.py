@@ -52,7 +52,7 @@ READING_ORDER: dict[str, list[list[str]]] = {
         ["__main__"],
     ],
     "parent": [
-        ["values", "state_table"],
+        ["values", "state_table", "bodies"],
         ["model_options", "settings_file"],
         ["config", "protocols", "bus", "db"],
         ["library", "live_config"],

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from parent.bodies import read_json
 from parent.config import Settings, fields
 from parent.library.catalog import folder_of
 from parent.library.names import Found
@@ -43,12 +44,14 @@ class Config:
 
     async def patch(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """`{"NAME": VALUE, "models": {ID: {…}}}`; null removes. 400 with `param` on a bad one, and no change."""
-        body = await asgi.read_body(receive, MOST_BYTES, silence_s=self.live.settings.request_wait_s)
-        try:
-            values = msgspec.json.decode(body, type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            problem = f"the body is no JSON object of settings ({error})"
-            raise refuse(ErrorCode.INVALID_REQUEST, problem) from None
+        values = await read_json(
+            receive,
+            dict[str, Any],
+            MOST_BYTES,
+            silence_s=self.live.settings.request_wait_s,
+            shape="a JSON object of settings",
+            nothing=b"",
+        )
         _refuse_programs(values)
         async with self._patching:
             await asyncio.to_thread(self.live.write, values)  # it waits for the disk

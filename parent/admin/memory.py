@@ -1,12 +1,13 @@
 """Operators' routes for memory: the ledger, and the arithmetic of a model that may or may not fit."""
 
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
 from msgspec.structs import replace
 
-from parent.library.fit import bill
+from parent.library.fit import bill, most_context
 from parent.pool.plan import hopeless
 from parent.pool.pool import Pool
 from shared import asgi
@@ -37,10 +38,10 @@ class Memory:
                 ErrorCode.INVALID_REQUEST, f"{entry.id} does not say its context; give one", param="context"
             )
         ledger, limit = self.pool.desk.ledger, self.pool.settings.max_resident
-        fit = bill(
+        count = partial(
+            bill,
             entry,
-            context,
-            replace(self.pool.device, budget_bytes=ledger.usable),
+            device=replace(self.pool.device, budget_bytes=ledger.usable),
             dtype=launch.dtype,
             max_rows=launch.max_rows,
             prefill_chunk=launch.prefill_chunk,
@@ -48,6 +49,7 @@ class Memory:
             kv_cache=launch.kv_cache,
             kv_start=launch.kv_start,
         )
+        fit = count(context)
         needs, never = host.slot.bill, hopeless(self.pool.desk, host.slot)
         has_place = not limit or ledger.count("model") < limit
         report: dict[str, Any] = {
@@ -60,7 +62,7 @@ class Memory:
             "transient_bytes": fit.transient_bytes,
             "total_bytes": fit.needed_bytes,
             "usable_bytes": fit.usable_bytes,
-            "max_safe_context": min(fit.largest_context, entry.context or fit.largest_context),
+            "max_safe_context": most_context(count, entry.context),
             "loads_with_bytes": needs.least,
             "would_like_bytes": needs.wish,
             "free_bytes": ledger.free,

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from parent.bodies import read_json
 from parent.config import Settings
 from parent.jobs import kinds
 from parent.jobs.pulls import model_of, spec_of, written
@@ -15,7 +16,7 @@ from parent.jobs.states import ACTIVE, State
 from parent.jobs.store import Job, no_such_job
 from parent.jobs.view import view
 from shared import asgi
-from shared.errors import ErrorCode, Refused, refuse
+from shared.errors import ErrorCode, Refused
 from shared.jobs import PullRepo
 
 MOST_BYTES = 64 * 1024
@@ -28,9 +29,6 @@ class Asked(msgspec.Struct, frozen=True):
     model: str  # org/name or org/name@revision
 
 
-_decode = msgspec.json.Decoder(Asked).decode
-
-
 class Pulls:
     """`/admin/pulls` and below. `settings` gives those in force now."""
 
@@ -40,12 +38,13 @@ class Pulls:
 
     async def create(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """202 with the job. A paused pull of the same goes on; a running one is a conflict that names it."""
-        body = await asgi.read_body(receive, MOST_BYTES, silence_s=self.settings().request_wait_s)
-        try:
-            asked = _decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            problem = f'the body must be {{"model": "ORG/NAME[@REVISION]"}} ({error})'
-            raise refuse(ErrorCode.INVALID_REQUEST, problem, param="model") from None
+        asked = await read_json(
+            receive,
+            Asked,
+            MOST_BYTES,
+            silence_s=self.settings().request_wait_s,
+            shape='{"model": "ORG/NAME[@REVISION]"}',
+        )
         await _answer(send, await self.begin(asked.model), 202)
 
     async def begin(self, model: str, *, join: bool = False) -> Job:

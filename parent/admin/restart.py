@@ -5,8 +5,8 @@ from typing import Literal
 
 import msgspec
 
+from parent.bodies import read_json
 from shared import asgi
-from shared.errors import ErrorCode, refuse
 
 MAX_BODY = 1024
 
@@ -43,13 +43,9 @@ class Restart:
 
     async def restart(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """202: accepted. No new connection is answered from now on, until the new image does or it is given up."""
-        body = await asgi.read_body(receive, MAX_BODY, silence_s=self._request_wait_s())
-        try:
-            asked = msgspec.json.decode(body, type=RestartBody) if body.strip() else RestartBody()
-        except msgspec.MsgspecError as error:
-            raise refuse(
-                ErrorCode.INVALID_REQUEST, f'the body must be {{"now": true}} or empty: {error}', param="now"
-            ) from None
+        asked = await read_json(
+            receive, RestartBody, MAX_BODY, silence_s=self._request_wait_s(), shape='{"now": true} or empty'
+        )
         await asgi.respond(send, 202, msgspec.json.encode(await self._request(asked.now)))
 
     async def status(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:

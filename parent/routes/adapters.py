@@ -12,6 +12,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from parent.bodies import read_json
 from parent.config import Settings
 from parent.jobs.run import run_job
 from parent.library.adapters import Shelved, adapters_dir
@@ -315,11 +316,7 @@ class AdapterRoutes:
 
     async def _body(self, receive: asgi.Receive, kind: type[T]) -> T:
         """A small JSON body. Raises `Refused`."""
-        body = await asgi.read_body(receive, MOST_BYTES, silence_s=self.settings().request_wait_s)
-        try:
-            return msgspec.json.decode(body or b"{}", type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise refuse(ErrorCode.INVALID_REQUEST, f"the request body: {error}") from None
+        return await read_json(receive, kind, MOST_BYTES, silence_s=self.settings().request_wait_s)
 
 
 def _mounted(host: Host, key: str) -> MountedRow:

@@ -15,6 +15,7 @@ from parent.protocols.anthropic import errors as anthropic_errors
 from parent.protocols.base import retry_headers
 from parent.protocols.ollama import errors as ollama_errors
 from parent.protocols.openai import fields as openai_fields
+from parent.protocols.responses import stream as responses_stream
 from shared import asgi, logs
 from shared.errors import ErrorCode, Failure, Refused
 
@@ -22,8 +23,11 @@ log = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _SAFE = (b"x-content-type-options", b"nosniff")
 _ANTHROPIC = "/v1/messages"
+_RESPONSES = "/v1/responses"
 _MODELS = "/v1/models"
-_OURS = "/api/jobs"  # among the paths of Ollama
+_OURS = frozenset(
+    {"jobs", "finetune", "quantize", "dataset", "model", "settings", "gc"}
+)  # of what is below /api/
 
 
 class Front:
@@ -99,8 +103,8 @@ def _is_anthropic(scope: asgi.Scope) -> bool:
 
 
 def _is_ollama(scope: asgi.Scope) -> bool:
-    path: str = scope["path"]
-    return path.startswith("/api/") and path != _OURS and not path.startswith(f"{_OURS}/")
+    _, first, *rest = scope["path"].split("/")
+    return first == "api" and bool(rest) and rest[0] not in _OURS
 
 
 async def _answer(scope: asgi.Scope, send: asgi.Send, failure: Failure, status: int | None = None) -> None:
@@ -108,6 +112,8 @@ async def _answer(scope: asgi.Scope, send: asgi.Send, failure: Failure, status: 
         code, body = anthropic_errors.error(failure, scope["request_id"], status)
     elif _is_ollama(scope):
         code, body = ollama_errors.error(failure)
+    elif scope["path"].startswith(_RESPONSES):
+        code, body = responses_stream.error(failure)
     else:
         code, body = openai_fields.error(failure)
     await asgi.respond(send, status or code, body, retry_headers(failure))

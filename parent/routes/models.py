@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from parent.bodies import read_json
 from parent.library.abilities import abilities
 from parent.library.adapters import Shelved
 from parent.library.catalog import ModelEntry
@@ -80,12 +81,7 @@ class Models:
 
     async def _body(self, receive: asgi.Receive, kind: type[Any]) -> Any:
         """A small JSON body, or the defaults where there is none. Raises `Refused`."""
-        silence_s = self.pool.settings.request_wait_s
-        body = await asgi.read_body(receive, MOST_BYTES, silence_s=silence_s)
-        try:
-            return msgspec.json.decode(body or b"{}", type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise refuse(ErrorCode.INVALID_REQUEST, f"the request body: {error}") from None
+        return await read_json(receive, kind, MOST_BYTES, silence_s=self.pool.settings.request_wait_s)
 
     async def _entry(self, scope: asgi.Scope) -> ModelEntry:
         return (await self.pool.roster.known(scope["path_params"]["id"])).entry

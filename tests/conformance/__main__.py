@@ -9,6 +9,7 @@ OpenAI's package for Node as well.
 
 import argparse
 import sys
+import traceback
 
 import httpx2
 import openai
@@ -61,7 +62,9 @@ def ask(server: Server, only: str) -> tuple[dict[tuple[str, str], str], list[str
             found[feature, column] = "·"
         except Exception as error:  # whatever it is, it is what the cell says
             found[feature, column] = "no"
-            reasons.append(f"{feature}, {DIALECTS[column].title}: {type(error).__name__}: {error}")
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            said = str(error) or where.line  # a bare assert says nothing but its line
+            reasons.append(f"{feature}, {DIALECTS[column].title}: {type(error).__name__}: {said}")
         print(f"{feature}, {DIALECTS[column].title}: {found[feature, column]}", file=sys.stderr, flush=True)
     return found, reasons
 

@@ -70,10 +70,9 @@ def source(
 
 
 def _thought(rules: Rules, thinking: Thinking) -> str:
-    thought = rules.rule(rules.upto(thinking.close))
-    if thinking.is_open:
-        return f"{thought} /[\\r\\n]*/"
-    return f"(/[ \\t\\r\\n]*/ {rules.mark(thinking.open)} {thought})? /[\\r\\n]*/"
+    """Nothing before the opening mark, and no endless lines after the closing one: both would count as text."""
+    thought = f"{rules.rule(rules.upto(thinking.close))} /[\\r\\n]{{0,4}}/"
+    return thought if thinking.is_open else f"({rules.mark(thinking.open)} {thought})?"
 
 
 def _body(rules: Rules, text: str, calls: Calls | None) -> str:
@@ -122,7 +121,8 @@ def _messages(rules: Rules, thinking: Thinking, text: str, calls: Calls | None) 
     begin = f'{rules.mark("<|start|>")} "assistant"'
     thought = rules.rule(f"{rules.upto('<|end|>')} {begin}")
     must_call = calls is not None and calls.is_required
-    names = '"analysis"' if must_call else '("analysis" | "commentary")'
+    # Commentary is shown as text: it is no part of an answer that has a form.
+    names = '"analysis"' if must_call or text else '("analysis" | "commentary")'
     aloud = f"{channel} {names} {message} {thought}"
     call = f"{channel} {_unit(rules, calls)}" if calls is not None else ""
     final = f'{channel} "final" {message} ({text or f"/{ANY}/"})'

@@ -105,6 +105,9 @@ def test_thoughts_come_first_and_the_answer_is_held_to_its_grammar(
         (maybe, begin + thought + answer, True),
         (maybe, answer, True),
         (maybe, "so " + answer, False),
+        (maybe, "\n" + answer, False),
+        (maybe, "\n" + begin + thought + answer, False),
+        (opened, thought + "\n" * 9 + answer, False),
         (None, answer, True),
         (None, begin + thought + answer, False),
     ]:
