@@ -5,7 +5,7 @@ The terms are those a person can check by hand; `explain` shows them. KV per tok
 server: every row in use, at the whole context, with the prefix cache full.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from shared.kv_layout import LayerKv, kept_as, kv_bytes, kv_layers
 from shared.units import format_bytes
 
 FLOAT_BYTES = 4  # mlx's CPU backend runs in float32; elsewhere this errs on the safe side
+_ENDLESS = 1 << 31  # tokens; a model that does not say its context
 CHUNK_CPU, CHUNK_GPU = 128, 2048  # prompt tokens in one prefill step, as in worker/load.py
 
 
@@ -227,6 +228,18 @@ def bill(
         usable_bytes=device.budget_bytes,
         budget_name=device.budget_name,
     )
+
+
+def most_context(count: Callable[[int], Fit], most: int = 0) -> int:
+    """The largest context that fits by the bills of `count`, which grow with it; `most` = no larger one is wanted."""
+    least, above = 0, (most or _ENDLESS) + 1
+    while above - least > 1:
+        between = (least + above) // 2
+        if count(between).fits:
+            least = between
+        else:
+            above = between
+    return least
 
 
 def explain(fit: Fit) -> list[str]:

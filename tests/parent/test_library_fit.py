@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from parent.commands.fit import context_of
 from parent.config import Settings
@@ -19,6 +20,7 @@ from parent.library.fit import (
     explain,
     kv_bytes_of,
     loaded_bytes,
+    most_context,
     transient_bytes,
 )
 from parent.library.machine import Device
@@ -162,3 +164,16 @@ def test_the_context_is_the_one_asked_for_else_what_is_served(tmp_path: Path) ->
     silent = read_entry(write_model(tmp_path / "silent", max_position_embeddings=None), "silent")
     with pytest.raises(Refused, match="give --context"):
         context_of(Settings(data_dir=tmp_path), silent, None)
+
+
+@given(memory=st.integers(0, 10_000), most=st.integers(0, 1000), step=st.integers(0, 3))
+def test_the_most_context_is_the_last_that_fits_though_a_step_grows_with_it(
+    memory: int, most: int, step: int
+) -> None:
+    def count(tokens: int) -> Fit:
+        return replace(a_fit(memory, tokens), transient_bytes=500 + step * tokens)
+
+    found = most_context(count, most)
+    assert found == 0 or count(found).fits
+    assert found == most or not count(found + 1).fits
+    assert not most or found <= most

@@ -183,6 +183,12 @@ def test_running_and_fit_show_the_arithmetic(tmp_path: Path) -> None:
         fit = server.http.get("/admin/fit", params={"model": "fake", "context": 1000}).json()
         assert (fit["fits"], fit["weights_bytes"], fit["context_tokens"]) == (True, 6 * GB, 1000)
         assert server.http.get("/admin/fit?context=x").status_code == 400
+        safe = [
+            server.http.get("/admin/fit", params={"model": "fake", "context": context}).json()
+            for context in (1, 1000, 100_000_000)
+        ]
+        assert {each["max_safe_context"] for each in safe} == {4096}  # whatever context is asked about
+        assert [each["fits"] for each in safe] == [True, True, False]
 
 
 def test_ledger_a_resident_model_gives_up_room_before_another_is_loaded(tmp_path: Path) -> None:
