@@ -1,12 +1,17 @@
 """What the log says of one request: a line when it is over, whatever its end."""
 
+import asyncio
 import logging
 import time
+from types import TracebackType
+from typing import Literal
 
 import msgspec
 
 from parent.pool.lease import Lease
 from shared import logs, wire
+from shared.asgi import ClientGone
+from shared.errors import ErrorCode, Refused
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +74,52 @@ class Record:
         self.tokens += sum(each.tokens for each in self._choices)
         if finishes and len(finishes) == len(self._choices):
             self.finished(total(finishes))
+
+
+class Reading:
+    """Of a request whose texts are read: vectors or a ranking. Used around it.
+
+    `end` is `done`, `failed` (then `code` says why), `left` or `cut`.
+    """
+
+    def __init__(self, kind: Literal["embeddings", "rerank"]) -> None:
+        self.kind = kind
+        self.model = ""
+        self.inputs = 0
+        self.prompt_tokens: int | None = None
+        self.end = "done"
+        self.code: str | None = None
+        self._began = time.monotonic()
+
+    def left(self) -> None:
+        """The client has, before its answer was complete."""
+        self.end = "left"
+
+    def __enter__(self) -> "Reading":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The line; its request id comes from the context."""
+        if isinstance(error, ClientGone):
+            self.left()
+        elif isinstance(error, asyncio.CancelledError):
+            self.end = "cut"
+        elif error is not None:
+            self.end = "failed"
+            self.code = error.failure.code if isinstance(error, Refused) else ErrorCode.INTERNAL
+        logs.event(
+            log,
+            "request.finished",
+            model=self.model,
+            kind=self.kind,
+            inputs=self.inputs,
+            end=self.end,
+            code=self.code,
+            prompt_tokens=self.prompt_tokens,
+            seconds=round(time.monotonic() - self._began, 3),
+        )
 
 
 def total(finishes: list[wire.Finish]) -> wire.Finish:

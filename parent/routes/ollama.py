@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from parent.inference.forward import Forwarder
+from parent.inference.record import Reading
 from parent.library.abilities import abilities
 from parent.library.catalog import ModelEntry
 from parent.pool import operators
@@ -121,8 +122,22 @@ class OllamaRoutes:
         decode: Callable[[bytes, Manners], openai_embeddings.Asked],
         write: Callable[[wire.EmbedResult, str], bytes],
     ) -> None:
+        with Reading("embeddings") as record:
+            await self._read(scope, receive, send, decode, write, record)
+
+    async def _read(
+        self,
+        scope: asgi.Scope,
+        receive: asgi.Receive,
+        send: asgi.Send,
+        decode: Callable[[bytes, Manners], openai_embeddings.Asked],
+        write: Callable[[wire.EmbedResult, str], bytes],
+        record: Reading,
+    ) -> None:
         asked = await read(scope, receive, self.pool.settings, decode)
+        record.inputs = len(asked.request.inputs)
         choice = await self.pool.roster.choose(self._name(asked.model))
+        record.model = choice.entry.id
         without_adapters(choice)
         if choice.entry.kind == "reranker":
             raise not_for(choice.entry, "and has no vectors")
@@ -134,10 +149,12 @@ class OllamaRoutes:
 
         async def work() -> None:
             found = await ask(self.pool, choice, client_of(scope), question, asked.keep_alive_s)
+            record.prompt_tokens = found.tokens
             named = asked.model or choice.entry.id
             await asgi.respond(send, 200, await asyncio.to_thread(write, found, named))
 
-        await asgi.run_until_gone(receive, work)
+        if not await asgi.run_until_gone(receive, work):
+            record.left()
 
     def _name(self, name: str) -> str:
         """Without the tag that every model of Ollama has, unless there is such a name."""

@@ -1,12 +1,14 @@
 """Embeddings and rerank over a fake worker: asked again of the next one where it died under them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fakes.reading import score_of, vector_of
-from tests.process.harness import Served, served
+from tests.process.harness import Served, served, until
+from tests.process.test_patience import connect, lines
 
 TEXTS = ["the cat", "東京", "a"]
 ROUTES = ("/v1/embeddings", "/v1/rerank", "/api/embed")
@@ -42,3 +44,35 @@ def test_embeddings_that_kill_every_worker_are_given_up(tmp_path: Path) -> None:
         assert (status, told["error"]["code"]) == (503, "engine_unavailable")
         assert "3 times" in told["error"]["message"]
         assert len(server.journal("spawned")) >= 3
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), [*zip(ROUTES, ("embeddings", "rerank", "embeddings"), strict=True)]
+)
+def test_every_request_has_one_line_in_the_log(tmp_path: Path, path: str, kind: str) -> None:
+    with served(tmp_path, {}, {"slow": {"load_ms": 600_000}}) as server:
+        server.wait_state("ready")
+        status, _ = asked(server, path)
+        assert status == 200
+        body: dict[str, Any] = {"input": TEXTS, "query": "q", "documents": TEXTS}
+        server.http.post(path, json={**body, "model": "nobody"})
+        server.http.post(path, content=b"{")
+        with connect(server) as leaving:  # the client leaves while the model is loaded
+            sent = json.dumps({**body, "model": "slow"}).encode()
+            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(sent)}\r\n\r\n"
+            leaving.sendall(head.encode() + sent)
+            until(lambda: "slow" in server.running(), "the model is being loaded")
+        logged = lines(server, count=4)
+        told = [(line["model"], line["inputs"], line["end"], line["code"]) for line in logged]
+        assert told == [
+            ("org/fake-1b", 3, "done", None),
+            ("", 3, "failed", "model_not_found"),
+            ("", 0, "failed", "invalid_request"),
+            ("slow", 3, "left", None),
+        ]
+        assert {line["kind"] for line in logged} == {kind}
+        tokens = [line["prompt_tokens"] for line in logged]
+        assert isinstance(tokens[0], int)
+        assert tokens[0] > 0
+        assert tokens[1:] == [None] * 3
+        assert all(float(str(line["seconds"])) >= 0 for line in logged)
