@@ -1,5 +1,7 @@
 """What a model will need, before anything is loaded: the bill that the ledger reserves by."""
 
+from typing import Literal
+
 import msgspec
 
 from parent.library.catalog import ModelEntry
@@ -47,6 +49,41 @@ def bill_of(entry: ModelEntry, launch: LaunchModel, device: Device) -> Bill:
         kv_wish=launch.kv_bytes or max(row(GENEROUS), launch.max_rows * row(EACH_ROW)),
         prefix_wish=launch.prefix_cache_bytes,
     )
+
+
+class Room(msgspec.Struct, frozen=True):
+    """Whether a model fits on this machine alone, and the bytes that say so; null = not known.
+
+    `fits`: `fully` = a busy server at the whole context, as `mlxd fit` counts; `partly` = it can be loaded, for
+    fewer tokens at a time; `no` = it cannot.
+    """
+
+    fits: Literal["fully", "partly", "no"] | None
+    total_bytes: int | None
+    loads_with_bytes: int | None
+    usable_bytes: int
+
+
+def room_of(entry: ModelEntry, launch: LaunchModel, device: Device, adapters: int = 0) -> Room:
+    """The verdict on `entry` as `launch` would load it, with so many bytes of adapters."""
+    usable = device.budget_bytes
+    if entry.error or not entry.config:
+        return Room(None, None, None, usable)
+    fit = fit_bill(
+        entry,
+        min(filter(None, (launch.max_context, entry.context)), default=ORDINARY),
+        device,
+        dtype=launch.dtype,
+        max_rows=launch.max_rows,
+        prefill_chunk=launch.prefill_chunk,
+        prefix_cache_bytes=launch.prefix_cache_bytes,
+        kv_cache=launch.kv_cache,
+        kv_start=launch.kv_start,
+    )
+    total, least = fit.needed_bytes + adapters, bill_of(entry, launch, device).least + adapters
+    if least > usable:
+        return Room("no", total, least, usable)
+    return Room("fully" if total <= usable else "partly", total, least, usable)
 
 
 class Recipe(msgspec.Struct, frozen=True):

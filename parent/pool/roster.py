@@ -20,6 +20,7 @@ from parent.pool.desk import FOREVER, Desk, Phase
 from parent.pool.estimate import Recipe, bill_of
 from parent.pool.host import Host, recipe_of
 from parent.pool.models import RESIDENT, Choice, choose
+from shared.control import LaunchModel
 from shared.errors import ErrorCode, Refused, refuse
 from shared.units import format_bytes
 
@@ -143,6 +144,10 @@ class Roster:
         slot.account = supervisor.name
         host = self.hosts[entry.id] = self._crew.hosts[supervisor] = Host(entry, slot, recipe, supervisor)
         return host
+
+    def launch(self, entry: ModelEntry) -> LaunchModel:
+        """How the settings would load a model; it gets no host by that."""
+        return self._recipe(entry, self.library.options(entry.id), self.settings).launch
 
     def _recipe(self, entry: ModelEntry, options: ModelOptions, settings: Settings) -> Recipe:
         folder = hashlib.blake2b(str(entry.path).encode(), digest_size=12).hexdigest()

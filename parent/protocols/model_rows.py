@@ -32,6 +32,7 @@ class Defaults(msgspec.Struct, frozen=True):
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     """One model. The names for its context are those that clients of OpenAI, vLLM and LM Studio look for.
 
+    `support`: by what it is served. `fits`: on this machine alone; bytes as in `/admin/fit`, null = not known.
     `state`: where it is now; `worker`: its process, in the words of table W. `parent`: of `model:adapter` the model.
     """
 
@@ -56,6 +57,11 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     family: str
     arch: str
     root: str
+    support: Literal["native", "extra", "unsupported"]
+    fits: Literal["fully", "partly", "no"] | None
+    total_bytes: int | None
+    loads_with_bytes: int | None
+    usable_bytes: int
     state: ModelState
     worker: str
     resident: bool

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from parent.bodies import read_json
 from parent.library.abilities import abilities
@@ -13,6 +14,7 @@ from parent.library.adapters import Shelved
 from parent.library.catalog import ModelEntry
 from parent.pool import operators
 from parent.pool.desk import Phase
+from parent.pool.estimate import Room, room_of
 from parent.pool.host import Host
 from parent.pool.pool import Pool
 from parent.pool.refusal import refusal
@@ -64,7 +66,7 @@ class Models:
         row = await asyncio.to_thread(self._row, found.entry)
         if found.adapters:
             name = "+".join(one.id for one in found.adapters)
-            row = model_rows.with_adapter(row, name, sum(map(_bytes_of, found.adapters)))
+            row = self._with_adapter(row, found.entry, name, sum(map(_bytes_of, found.adapters)))
         answer = self._info(row) if speaks_anthropic(scope) else row
         await asgi.respond(send, 200, msgspec.json.encode(answer))
 
@@ -121,7 +123,16 @@ class Models:
         """Of a model, and of it with each of its adapters."""
         row = self._row(entry)
         adapters = self.pool.roster.library.adapters_of(entry) if entry.kind == "chat" else []
-        return [row, *(model_rows.with_adapter(row, one.id, _bytes_of(one)) for one in adapters)]
+        return [row, *(self._with_adapter(row, entry, one.id, _bytes_of(one)) for one in adapters)]
+
+    def _with_adapter(self, row: ModelRow, entry: ModelEntry, adapter: str, num_bytes: int) -> ModelRow:
+        room = self._room(entry, num_bytes)
+        return replace(model_rows.with_adapter(row, adapter, num_bytes), **asdict(room))
+
+    def _room(self, entry: ModelEntry, adapters: int = 0) -> Room:
+        """Whether it fits on this machine, as the settings in force would load it."""
+        device = replace(self.pool.device, budget_bytes=self.pool.desk.ledger.usable)
+        return room_of(entry, self.pool.roster.launch(entry), device, adapters)
 
     def _row(self, entry: ModelEntry) -> ModelRow:
         host = self.pool.roster.hosts.get(entry.id)
@@ -151,6 +162,8 @@ class Models:
             family=family,
             arch=family,
             root=entry.root,
+            support=entry.support,
+            **asdict(self._room(entry)),
             state=_STATES[phase],
             worker=host.supervisor.state if host else State.ABSENT,
             resident=phase is Phase.READY,

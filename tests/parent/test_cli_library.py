@@ -33,6 +33,20 @@ def test_ls_shows_names_types_and_broken_models(
     assert listed[1]["path"] == str(tiny)
     assert (listed[1]["aliases"], listed[1]["support"]) == (["t"], "native")
     assert "config" not in listed[1]
+    assert (listed[0]["fits"], listed[0]["total_bytes"], listed[0]["loads_with_bytes"]) == (None, None, None)
+
+
+@pytest.mark.parametrize(("budget", "verdict"), [("64GB", "fully"), ("1GB", "partly"), ("1kB", "no")])
+def test_ls_says_in_json_whether_a_model_fits(
+    tiny: Path, data: Path, capsys: pytest.CaptureFixture[str], budget: str, verdict: str
+) -> None:
+    (data / "mlxd.toml").write_text(f'memory_budget_bytes = "{budget}"\n')
+    assert run("ls", "--json") == 0
+    [listed] = json.loads(capsys.readouterr().out)
+    assert listed["fits"] == verdict
+    assert listed["bytes"] <= listed["loads_with_bytes"] <= listed["total_bytes"]
+    assert run("fit", "t") == (0 if verdict == "fully" else 1)
+    assert listed["usable_bytes"] == {"64GB": 64 * 10**9, "1GB": 10**9, "1kB": 1000}[budget]
 
 
 def test_ls_shows_every_root_and_names_of_the_settings_file(

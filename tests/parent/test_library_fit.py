@@ -24,6 +24,8 @@ from parent.library.fit import (
     transient_bytes,
 )
 from parent.library.machine import Device
+from parent.pool.estimate import room_of
+from shared.control import LaunchModel
 from shared.errors import Refused
 from tests.parent.models import write_model
 
@@ -177,3 +179,26 @@ def test_the_most_context_is_the_last_that_fits_though_a_step_grows_with_it(
     assert found == 0 or count(found).fits
     assert found == most or not count(found + 1).fits
     assert not most or found <= most
+
+
+@pytest.mark.parametrize(
+    ("spare", "adapters", "verdict"),
+    [
+        (0, 0, "fully"),
+        (0, 1, "partly"),
+        (7, 7, "fully"),
+        (-1, 0, "partly"),
+        (None, 0, "partly"),
+        (None, 1, "no"),
+    ],
+)
+def test_a_verdict_turns_at_the_byte(tmp_path: Path, spare: int | None, adapters: int, verdict: str) -> None:
+    entry = read_entry(write_model(tmp_path / "tiny"), "tiny")
+    launch = LaunchModel(model_id="tiny", path=str(entry.path), prefix_cache_bytes=1 << 20)
+    whole = room_of(entry, launch, CPU)
+    assert whole.total_bytes is not None
+    assert whole.loads_with_bytes is not None
+    budget = whole.loads_with_bytes if spare is None else whole.total_bytes + spare
+    found = room_of(entry, launch, replace(CPU, budget_bytes=budget), adapters)
+    assert (found.fits, found.usable_bytes) == (verdict, budget)
+    assert found.total_bytes == whole.total_bytes + adapters

@@ -5,6 +5,8 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from shared import wire
 from tests.fakes.worker import expected_text
 from tests.process.harness import (
@@ -199,6 +201,22 @@ def test_ledger_a_resident_model_gives_up_room_before_another_is_loaded(tmp_path
         assert server.running()["org/fake-1b"]["reserved_bytes"] < before
         assert server.wait_journal("resized")[0]["prefix"] < 1 << 30
         assert len(server.running()) == 2
+
+
+@pytest.mark.parametrize(
+    ("budget", "verdict"), [(64 * GB, "fully"), (7 * GB, "partly"), (5 * GB, "no")], ids=["64", "7", "5"]
+)
+def test_rows_of_models_say_whether_they_fit_as_admin_fit_does(
+    tmp_path: Path, budget: int, verdict: str
+) -> None:
+    with served(tmp_path, BIG, memory_budget_bytes=budget) as server:
+        [row] = server.http.get("/v1/models").json()["data"]
+        fit = server.http.get("/admin/fit", params={"model": "fake"}).json()
+        assert (row["fits"], row["support"]) == (verdict, "native")
+        assert fit["fits"] is (verdict == "fully")
+        assert (fit["never"] is not None) is (verdict == "no")
+        for name in ("total_bytes", "loads_with_bytes", "usable_bytes"):
+            assert row[name] == fit[name]
 
 
 def test_fit_counts_with_the_limits_in_force(tmp_path: Path) -> None:
