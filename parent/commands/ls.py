@@ -23,8 +23,7 @@ from parent.library.catalog import ModelEntry, shown
 from parent.library.library import Library
 from parent.library.machine import Device, find_device
 from parent.library.roots import models_dir
-from parent.pool.estimate import room_of
-from parent.pool.host import recipe_of
+from parent.pool.estimate import recipe_of, room_of
 from shared.units import format_bytes
 
 

@@ -4,10 +4,12 @@ from typing import Literal
 
 import msgspec
 
+from parent.config import Settings
 from parent.library.catalog import ModelEntry
 from parent.library.fit import bill as fit_bill
 from parent.library.fit import kv_layout_of
 from parent.library.machine import Device
+from parent.model_options import OVER_SETTINGS, ModelOptions
 from parent.pool.ledger import Bill
 from shared.control import LaunchModel
 from shared.encoders import is_encoder
@@ -92,3 +94,22 @@ class Recipe(msgspec.Struct, frozen=True):
     launch: LaunchModel  # with the settings' caps; what the ledger grants comes in at the spawn
     command: tuple[str, ...]
     signature: str = ""  # of the model's files
+
+
+def recipe_of(
+    entry: ModelEntry, options: ModelOptions, settings: Settings, command: list[str], spill_dir: str
+) -> Recipe:
+    """How the settings, with the model's own above them, would start a worker of `entry`."""
+    values = {name: getattr(settings, name) for name in OVER_SETTINGS}
+    values |= {name: given for name in OVER_SETTINGS if (given := getattr(options, name)) is not None}
+    launch = LaunchModel(
+        model_id=entry.id,
+        path=str(entry.path),
+        spill_dir=spill_dir if settings.spill_bytes else "",
+        spill_bytes=settings.spill_bytes,
+        disk_floor_bytes=settings.disk_floor_bytes,
+        grace_s=settings.adopt_grace_s,
+        messages=options.messages,
+        **values,
+    )
+    return Recipe(launch, (options.python or command[0], *command[1:]), entry.signature)

@@ -6,15 +6,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from parent.config import Settings
 from parent.library.catalog import ModelEntry
-from parent.model_options import OVER_SETTINGS, ModelOptions
+from parent.model_options import ModelOptions
 from parent.pool.desk import Phase, Slot
 from parent.pool.estimate import Recipe
 from parent.pool.ledger import Grant
 from parent.workers.states import State
 from parent.workers.supervisor import Supervisor
-from shared.control import LaunchModel
 from shared.errors import Failure
 
 
@@ -86,22 +84,3 @@ def phase_of(supervisor: Supervisor) -> Phase:
     if supervisor.state in (State.FAILED, State.EXHAUSTED):
         return Phase.REFUSED
     return Phase.LOADING if supervisor.life.wanted else Phase.LEAVING
-
-
-def recipe_of(
-    entry: ModelEntry, options: ModelOptions, settings: Settings, command: list[str], spill_dir: str
-) -> Recipe:
-    """How the settings, with the model's own above them, would start a worker of `entry`."""
-    values = {name: getattr(settings, name) for name in OVER_SETTINGS}
-    values |= {name: given for name in OVER_SETTINGS if (given := getattr(options, name)) is not None}
-    launch = LaunchModel(
-        model_id=entry.id,
-        path=str(entry.path),
-        spill_dir=spill_dir if settings.spill_bytes else "",
-        spill_bytes=settings.spill_bytes,
-        disk_floor_bytes=settings.disk_floor_bytes,
-        grace_s=settings.adopt_grace_s,
-        messages=options.messages,
-        **values,
-    )
-    return Recipe(launch, (options.python or command[0], *command[1:]), entry.signature)

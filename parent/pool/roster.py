@@ -17,8 +17,8 @@ from parent.model_options import ModelOptions
 from parent.pool import rollout
 from parent.pool.crew import Crew, forgive
 from parent.pool.desk import FOREVER, Desk, Phase
-from parent.pool.estimate import Recipe, bill_of
-from parent.pool.host import Host, recipe_of
+from parent.pool.estimate import Recipe, bill_of, recipe_of
+from parent.pool.host import Host
 from parent.pool.models import RESIDENT, Choice, choose
 from shared.control import LaunchModel
 from shared.errors import ErrorCode, Refused, refuse
