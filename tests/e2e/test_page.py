@@ -156,9 +156,9 @@ def test_an_answer_grows_as_it_comes_and_ends_with_its_numbers(page: Page, serve
     is_done(page)
     assert len(page.evaluate("window.lengths")) >= 3
     expect(answer(page).locator(".foot")).to_contain_text(
-        re.compile(r"20 tokens\s*\d+\.\d tok/s\s*first after \d")
+        re.compile(r"40 tokens\s*\d+\.\d tok/s\s*first after \d")
     )
-    assert len(answer(page).locator(".text").inner_text().split()) == 20
+    assert len(answer(page).locator(".text").inner_text().split()) == 40
     expect(page.locator(".message.user .text")).to_contain_text("hello")
 
 
