@@ -2,10 +2,9 @@
 
 from typing import TypeVar
 
-import msgspec
-
 from shared import asgi
 from shared.errors import ErrorCode, refuse
+from shared.files import decode_json
 
 T = TypeVar("T")
 
@@ -25,10 +24,8 @@ async def read_json(
     """
     body = await asgi.read_body(receive, most_bytes, silence_s=silence_s)
     try:
-        return msgspec.json.decode(body.strip() or nothing, type=kind)
-    except RecursionError:
-        problem = "objects and lists stand too deep in each other"
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        problem = str(error)
-    said = f"the body must be {shape} ({problem})" if shape else f"the request body: {problem}"
-    raise refuse(ErrorCode.INVALID_REQUEST, said)
+        found: T = decode_json(body.strip() or nothing, kind)
+        return found
+    except ValueError as error:
+        said = f"the body must be {shape} ({error})" if shape else f"the request body: {error}"
+        raise refuse(ErrorCode.INVALID_REQUEST, said) from None

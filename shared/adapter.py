@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from shared.errors import ErrorCode, Refused, refuse
-from shared.files import NotRegular, read_regular
+from shared.files import NotRegular, decode_json, read_regular
 from shared.tensor_headers import TensorInfo, read_header
 
 WEIGHTS = ("adapters.safetensors", "adapter_model.safetensors")
@@ -202,12 +202,12 @@ def _is_peft(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> bo
 
 def _read_config(file: Path) -> dict[str, Any]:
     try:
-        config = msgspec.json.decode(read_regular(file))
+        config = decode_json(read_regular(file))
     except FileNotFoundError:
         raise _bad(file, "there is no such file; without it the adapter's scale is not known") from None
     except NotRegular as error:
         raise _bad(file, str(error.strerror)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise _bad(file, f"not JSON: {error}") from None
     except OSError as error:
         raise _bad(file, f"cannot be read ({error.strerror})") from None

@@ -13,7 +13,7 @@ import msgspec
 from shared import encoders, kv_layout, model_config
 from shared.encoders import Kind
 from shared.errors import ErrorCode, Refused, refuse
-from shared.files import open_regular, read_regular
+from shared.files import decode_json, open_regular, read_regular
 from shared.tensor_headers import TensorInfo, read_header
 
 INDEX = "model.safetensors.index.json"
@@ -100,9 +100,9 @@ def _kv_config(path: Path) -> list[dict[str, Any]]:
     if not _is_there(file):
         return []
     try:
-        entries = msgspec.json.decode(read_regular(file), type=list[dict[str, Any]])
+        entries: list[dict[str, Any]] = decode_json(read_regular(file), list[dict[str, Any]])
         kv_layout.quantized(kv_layout.kv_layers(read_config(path)), "config", per_layer=entries)
-    except (ValueError, msgspec.MsgspecError) as error:
+    except ValueError as error:
         raise refuse(ErrorCode.BAD_CHECKPOINT, f"{file}: {error}; mend it or remove it") from None
     return entries
 
@@ -161,8 +161,8 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = msgspec.json.decode(read_regular(path))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        found = decode_json(read_regular(path))
+    except ValueError as error:
         raise _bad(path, f"not JSON ({error})") from None
     except OSError as error:
         raise _bad(path, f"cannot be read ({error.strerror})") from None

@@ -1,4 +1,5 @@
-"""Reading files that others have put there: only regular ones, so that no read ever waits for somebody to write.
+"""Reading files that others have put there: only regular ones, so that no read ever waits for somebody to write; and
+the JSON in them, whatever it is.
 
 Opening a named pipe waits for its other end, and reading a device or a socket may have effects or never end.
 """
@@ -6,7 +7,9 @@ Opening a named pipe waits for its other end, and reading a device or a socket m
 import errno
 import os
 import stat
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import msgspec
 
 
 class NotRegular(OSError):
@@ -34,6 +37,16 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
     """The whole content. Raises as `open_regular`."""
     with open_regular(path) as file:
         return file.read()
+
+
+def decode_json(data: bytes, kind: Any = Any) -> Any:
+    """JSON that somebody else wrote, as `kind`. Raises ValueError in one line, also where it is nested without end."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except RecursionError:
+        raise ValueError("objects and lists stand too deep in each other") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(str(error)) from None
 
 
 _KINDS = {

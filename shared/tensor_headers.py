@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from shared.errors import ErrorCode, Refused, refuse
-from shared.files import open_regular
+from shared.files import decode_json, open_regular
 
 MAX_HEADER = 100_000_000
 """Bytes; the limit the safetensors library itself has."""
@@ -71,8 +71,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     if len(raw) < length:
         raise _truncated(path, 8 + length, size)
     try:
-        header = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        header = decode_json(raw)
+    except ValueError as error:
         raise _bad(path, f"has a header that is not JSON ({error}); download it again") from None
     if not isinstance(header, dict):
         raise _bad(path, "has a header that is not a JSON object; download it again")

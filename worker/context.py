@@ -1,7 +1,6 @@
 """Everything one model worker owns besides its engine: the facts, the texts, the limits."""
 
 import asyncio
-import json
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +9,7 @@ from typing import Any
 
 from shared.control import LaunchModel
 from shared.errors import Failure
+from shared.files import decode_json
 from shared.wire import ModelFacts, Sampling
 from worker.engine.engine import Loaded
 from worker.engine.grammar import GrammarCompiler
@@ -115,7 +115,7 @@ async def open_context(launch: LaunchModel, loading: Loading) -> ModelContext:
 def read_sampling_defaults(path: Path) -> Sampling:
     """The numeric sampling fields of `generation_config.json`; a missing or broken file means none."""
     try:
-        found = json.loads((path / "generation_config.json").read_text(encoding="utf-8"))
+        found = decode_json((path / "generation_config.json").read_bytes())
     except (OSError, ValueError):
         return Sampling()
     if not isinstance(found, dict):

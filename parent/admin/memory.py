@@ -42,12 +42,7 @@ class Memory:
             bill,
             entry,
             device=replace(self.pool.device, budget_bytes=ledger.usable),
-            dtype=launch.dtype,
-            max_rows=launch.max_rows,
-            prefill_chunk=launch.prefill_chunk,
-            prefix_cache_bytes=launch.prefix_cache_bytes,
-            kv_cache=launch.kv_cache,
-            kv_start=launch.kv_start,
+            how=launch,
         )
         fit = count(context)
         needs, never = host.slot.bill, hopeless(self.pool.desk, host.slot)

@@ -8,13 +8,12 @@ MODEL:ADAPTER, or for several as MODEL:A+B.
 """
 
 import argparse
-import os
-import shutil
 from pathlib import Path
 
 import msgspec
 
 from parent.commands import options
+from parent.commands.deleting import delete
 from parent.commands.finding import library_of
 from parent.commands.running import call, find_running
 from parent.commands.terminal import confirm, print_table
@@ -101,14 +100,6 @@ def _remove(library: Library, data_dir: Path, name: str, *, yes: bool) -> int:
             raise refuse(ErrorCode.FORBIDDEN, f"{name} is in use by {row.get('model')}; wait until it is not")
     size = format_bytes(one.adapter.num_bytes) if one.adapter else "broken"
     confirm(f"Delete adapter {name} ({size})?", yes=yes)
-    doomed = one.path.with_name(f".removing-{one.path.name}-{os.getpid()}")
-    try:
-        if one.path.is_symlink():
-            one.path.unlink()
-        else:
-            one.path.rename(doomed)
-            shutil.rmtree(doomed)
-    except OSError as error:
-        raise refuse(ErrorCode.FORBIDDEN, f"cannot delete {error.filename}: {error.strerror}") from None
+    delete(one.path, root)
     print(f"{name} is deleted")
     return 0

@@ -38,12 +38,7 @@ def run(args: argparse.Namespace) -> int:
         entry,
         tokens,
         find_device(settings.memory_budget_bytes),
-        dtype=settings.dtype,
-        max_rows=settings.max_rows,
-        prefill_chunk=settings.prefill_chunk,
-        prefix_cache_bytes=settings.prefix_cache_bytes,
-        kv_cache=settings.kv_cache,
-        kv_start=settings.kv_start,
+        settings,
     )
     print(f"{entry.id}, {fit.context} tokens of context")
     print("\n".join(explain(fit)))

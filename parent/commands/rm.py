@@ -5,11 +5,10 @@ mlxd rm starter --yes
 """
 
 import argparse
-import os
-import shutil
 from pathlib import Path
 
 from parent.commands import options
+from parent.commands.deleting import delete
 from parent.commands.finding import library_of, named
 from parent.commands.running import require_not_served
 from parent.commands.terminal import confirm
@@ -34,18 +33,7 @@ def run(args: argparse.Namespace) -> int:
         raise refuse(ErrorCode.FORBIDDEN, _not_ours(entry, root))
     require_not_served(settings.data_dir, entry.path, entry.id)
     confirm(f"Delete {entry.id} ({format_bytes(entry.bytes)})?", yes=args.yes)
-    # Out of sight in one step, so that a scan never sees half a model; then piece by piece.
-    doomed = entry.path.with_name(f".removing-{entry.path.name}-{os.getpid()}")
-    try:
-        if entry.path.is_symlink():
-            entry.path.unlink()
-        else:
-            entry.path.rename(doomed)
-            shutil.rmtree(doomed)
-        if entry.path.parent != root and not any(entry.path.parent.iterdir()):
-            entry.path.parent.rmdir()
-    except OSError as error:
-        raise refuse(ErrorCode.FORBIDDEN, f"cannot delete {error.filename}: {error.strerror}") from None
+    delete(entry.path, root)
     print(f"{entry.id} is deleted")
     return 0
 

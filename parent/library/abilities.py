@@ -9,7 +9,7 @@ import msgspec
 
 from parent.library.catalog import ModelEntry
 from shared import wire
-from shared.files import read_regular
+from shared.files import decode_json, read_regular
 
 Ability = Literal["completion", "chat", "tools", "thinking", "vision", "audio", "embeddings", "rerank"]
 
@@ -48,8 +48,8 @@ def _template(folder: Path, signature: str) -> str:
         pass
     for name in ("chat_template.json", "tokenizer_config.json"):
         try:
-            found = msgspec.json.decode(read_regular(folder / name), type=_Template).chat_template
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            found = decode_json(read_regular(folder / name), _Template).chat_template
+        except (OSError, ValueError):
             continue
         if found:
             return found if isinstance(found, str) else "\n".join(each.get("template", "") for each in found)

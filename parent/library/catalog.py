@@ -17,7 +17,7 @@ from parent.library.signature import signature_of
 from shared.checkpoint import Checkpoint, inspect, kv_bytes_per_token, tensors_of
 from shared.encoders import Kind
 from shared.errors import ErrorCode, Refused, refuse
-from shared.files import read_regular
+from shared.files import decode_json, read_regular
 from shared.kv_layout import kv_bytes, kv_layers
 from shared.providers import mlx_lm_version
 
@@ -173,10 +173,11 @@ def float_type(dtypes: Mapping[str, int]) -> str:
 
 def _read_card(folder: Path) -> Card:
     try:
-        return msgspec.json.decode(read_regular(folder / "mlxd.json"), type=Card)
+        card: Card = decode_json(read_regular(folder / "mlxd.json"), Card)
+        return card
     except FileNotFoundError:
         return Card()
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else "") or error
         problem = f"{folder / 'mlxd.json'} cannot be read ({reason}); repair or delete that file"
         raise refuse(ErrorCode.BAD_CHECKPOINT, problem) from None

@@ -10,8 +10,10 @@ from typing import Any
 
 import msgspec
 
+from parent.config import Settings
 from parent.library.catalog import ModelEntry
 from parent.library.machine import Device
+from shared.control import LaunchModel
 from shared.encoders import FORWARD_CPU, FORWARD_GPU, is_encoder
 from shared.errors import ErrorCode, refuse
 from shared.kv_layout import LayerKv, kept_as, kv_bytes, kv_layers
@@ -173,28 +175,22 @@ def bill(
     entry: ModelEntry,
     tokens: int,
     device: Device,
-    *,
-    dtype: str,
-    max_rows: int,
-    prefill_chunk: int,
-    prefix_cache_bytes: int,
-    kv_cache: str,
-    kv_start: int,
+    how: Settings | LaunchModel,
 ) -> Fit:
     """The arithmetic for one model at `tokens` tokens of context on one device, from the entry alone.
 
-    The keywords are the settings of these names. Raises `Refused` for a model that cannot be served.
+    `how`: what says how.dtype, rows, chunk and caches. Raises `Refused` for a model that cannot be served.
     """
     if entry.error or not entry.config:
         reason = entry.error or "nothing is known of its sizes"
         raise refuse(ErrorCode.BAD_CHECKPOINT, f"{entry.id}: {reason}")
     config = entry.config
-    float32 = runs_wide(entry, device, dtype)
+    float32 = runs_wide(entry, device, how.dtype)
     on_cpu = device.kind == "cpu"
-    chunk = prefill_chunk or (CHUNK_CPU if on_cpu else CHUNK_GPU)
+    chunk = how.prefill_chunk or (CHUNK_CPU if on_cpu else CHUNK_GPU)
     shape = shape_of(config)
     if is_encoder(config):
-        most = prefill_chunk or (FORWARD_CPU if on_cpu else FORWARD_GPU)
+        most = how.prefill_chunk or (FORWARD_CPU if on_cpu else FORWARD_GPU)
         return Fit(
             weights_bytes=loaded_bytes(entry.dtypes, float32=float32),
             context=tokens,
@@ -211,19 +207,19 @@ def bill(
         )
 
     def row(count: int) -> int:
-        return kv_bytes_of(entry, count, float32, kv_cache=kv_cache, kv_start=kv_start)
+        return kv_bytes_of(entry, count, float32, kv_cache=how.kv_cache, kv_start=how.kv_start)
 
     return Fit(
         weights_bytes=loaded_bytes(entry.dtypes, float32=float32),
         context=tokens,
-        rows=max_rows,
+        rows=how.max_rows,
         row_bytes=row(tokens),
-        kv_bytes_per_token=row(kv_start + 1) - row(kv_start),
+        kv_bytes_per_token=row(how.kv_start + 1) - row(how.kv_start),
         row_fixed_bytes=row(0),
         element_bytes=4 if float32 else 2,
-        prefix_bytes=prefix_cache_bytes,
+        prefix_bytes=how.prefix_cache_bytes,
         chunk=chunk,
-        transient_bytes=transient_bytes(shape, tokens, chunk, max_rows, scores=on_cpu),
+        transient_bytes=transient_bytes(shape, tokens, chunk, how.max_rows, scores=on_cpu),
         memory_bytes=device.memory_bytes,
         usable_bytes=device.budget_bytes,
         budget_name=device.budget_name,

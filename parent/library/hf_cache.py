@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from shared.checkpoint import INDEX, SINGLE
-from shared.files import read_regular
+from shared.files import decode_json, read_regular
 
 PULLING = ".mlxd-pulling"
 PARTS = ".mlxd-parts"
@@ -173,7 +173,7 @@ def _has_weights(snapshot: Path, files: set[str], pending: bool) -> bool:
 
 def _named_by_index(index: Path) -> set[str]:
     try:
-        weight_map = msgspec.json.decode(read_regular(index))["weight_map"]
+        weight_map = decode_json(read_regular(index))["weight_map"]
         return {str(name) for name in weight_map.values()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return set()

@@ -29,12 +29,7 @@ def bill_of(entry: ModelEntry, launch: LaunchModel, device: Device) -> Bill:
         entry,
         context if is_encoder(entry.config) else min(context, ORDINARY),
         device,
-        dtype=launch.dtype,
-        max_rows=launch.max_rows,
-        prefill_chunk=launch.prefill_chunk,
-        prefix_cache_bytes=launch.prefix_cache_bytes,
-        kv_cache=launch.kv_cache,
-        kv_start=launch.kv_start,
+        launch,
     )
     if is_encoder(entry.config):
         return Bill(weights=fit.weights_bytes, transient=fit.transient_bytes, kv_least=0, kv_wish=0)
@@ -75,12 +70,7 @@ def room_of(entry: ModelEntry, launch: LaunchModel, device: Device, adapters: in
         entry,
         min(filter(None, (launch.max_context, entry.context)), default=ORDINARY),
         device,
-        dtype=launch.dtype,
-        max_rows=launch.max_rows,
-        prefill_chunk=launch.prefill_chunk,
-        prefix_cache_bytes=launch.prefix_cache_bytes,
-        kv_cache=launch.kv_cache,
-        kv_start=launch.kv_start,
+        launch,
     )
     total, least = fit.needed_bytes + adapters, bill_of(entry, launch, device).least + adapters
     if least > usable:

@@ -63,7 +63,7 @@ class Models:
 
     async def one(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         found = await self.pool.roster.known(scope["path_params"]["id"])
-        row = await asyncio.to_thread(self._row, found.entry)
+        row = await asyncio.to_thread(lambda: self._row(found.entry, self._adapters(found.entry)))
         if found.adapters:
             name = "+".join(one.id for one in found.adapters)
             row = self._with_adapter(row, found.entry, name, sum(map(_bytes_of, found.adapters)))
@@ -121,9 +121,12 @@ class Models:
 
     def _rows(self, entry: ModelEntry) -> list[ModelRow]:
         """Of a model, and of it with each of its adapters."""
-        row = self._row(entry)
-        adapters = self.pool.roster.library.adapters_of(entry) if entry.kind == "chat" else []
+        adapters = self._adapters(entry)
+        row = self._row(entry, adapters)
         return [row, *(self._with_adapter(row, entry, one.id, _bytes_of(one)) for one in adapters)]
+
+    def _adapters(self, entry: ModelEntry) -> list[Shelved]:
+        return self.pool.roster.library.adapters_of(entry) if entry.kind == "chat" else []
 
     def _with_adapter(self, row: ModelRow, entry: ModelEntry, adapter: str, num_bytes: int) -> ModelRow:
         room = self._room(entry, num_bytes)
@@ -134,7 +137,7 @@ class Models:
         device = replace(self.pool.device, budget_bytes=self.pool.desk.ledger.usable)
         return room_of(entry, self.pool.roster.launch(entry), device, adapters)
 
-    def _row(self, entry: ModelEntry) -> ModelRow:
+    def _row(self, entry: ModelEntry, adapters: list[Shelved]) -> ModelRow:
         host = self.pool.roster.hosts.get(entry.id)
         facts = host.supervisor.facts if host else None
         phase = host.slot.phase if host else Phase.ABSENT
@@ -146,9 +149,7 @@ class Models:
             created=self.created,
             aliases=[name for name in self.pool.roster.library.names(entry) if name != entry.id],
             profiles=list(options.profiles),
-            adapters=[one.id for one in self.pool.roster.library.adapters_of(entry)]
-            if entry.kind == "chat"
-            else [],
+            adapters=[one.id for one in adapters],
             kind=entry.kind,
             capabilities=list(abilities(entry, facts)),
             modalities=model_rows.modalities(entry.kind),

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from shared.files import decode_json
 from shared.logs import event
 
 log = logging.getLogger(__name__)
@@ -92,9 +93,9 @@ class Relay:
         try:
             if len(line) > MAX_LINE:
                 raise ValueError(f"it is longer than {MAX_LINE} bytes")
-            said = msgspec.json.decode(line)
+            said = decode_json(line)
             name, logger = str(said.pop("event")), str(said.pop("logger"))
-        except (ValueError, KeyError, msgspec.MsgspecError) as error:  # something else was printed into it
+        except (ValueError, KeyError) as error:  # something else was printed into it
             begins = self._clean(line[:_TOLD].decode("utf-8", "replace"))
             event(log, "worker.log_line", level=number, **self._ids, begins=begins, reason=str(error))
             return

@@ -50,12 +50,7 @@ def bill_of(settings: Settings, entry: ModelEntry, tokens: int, device: Device) 
         entry,
         tokens,
         device,
-        dtype=settings.dtype,
-        max_rows=settings.max_rows,
-        prefill_chunk=settings.prefill_chunk,
-        prefix_cache_bytes=settings.prefix_cache_bytes,
-        kv_cache=settings.kv_cache,
-        kv_start=settings.kv_start,
+        settings,
     )
 
 

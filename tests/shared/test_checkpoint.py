@@ -115,11 +115,16 @@ def set_config(**changes: Any) -> Callable[[Path], None]:
 
 
 SHARD_2 = "model-00002-of-00002.safetensors"
+DEEP = b"[" * 9000 + b"]" * 9000
 F32_4 = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
 
 FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "no config": (drop("config.json"), "no config.json"),
     "config not JSON": (put("config.json", b"{"), "config.json: not JSON"),
+    "config without end": (
+        put("config.json", b'{"x": ' + DEEP + b"}"),
+        "not JSON (objects and lists stand",
+    ),
     "config a list": (put("config.json", b"[]"), "config.json: not a JSON object"),
     "no model_type": (set_config(model_type=...), "config.json: no model_type"),
     "model_type a number": (set_config(model_type=7), "config.json: no model_type"),
@@ -131,6 +136,10 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "cut in the header": (cut(SHARD_2, 100), f"{SHARD_2}: truncated"),
     "not safetensors": (put(SHARD_2, b"<html>not found</html>"), f"{SHARD_2}: the file announces a header"),
     "header not JSON": (put(SHARD_2, file_of(b"{nope}")), "a header that is not JSON"),
+    "header without end": (
+        put(SHARD_2, file_of(b'{"x": ' + DEEP + b"}")),
+        "not JSON (objects and lists stand",
+    ),
     "header a list": (put(SHARD_2, file_of(b"[]")), "not a JSON object"),
     "no shape": (put(SHARD_2, file_of({"a": {"dtype": "F32"}})), "describes tensor a wrongly"),
     "unknown dtype": (put(SHARD_2, file_of({"a": {**F32_4, "dtype": "F3"}}, b"0" * 16)), "of dtype F3"),

@@ -81,6 +81,11 @@ class Adapters:
             self._drop(key)
         return True
 
+    @property
+    def any_held(self) -> bool:
+        """Whether a pass has to be told whose rows run with what."""
+        return bool(self._held)
+
     def mounted(self) -> list[MountedAdapter]:
         return [held.info for key, held in self._held.items() if key not in self._leaving]
 

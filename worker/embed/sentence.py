@@ -4,14 +4,13 @@
 `config_sentence_transformers.json` has the prompts. A model without them is pooled as most of its kind are.
 """
 
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shared.errors import ErrorCode, Refused, refuse
-from shared.files import read_regular
+from shared.files import decode_json, read_regular
 
 POOLING = ("cls", "mean", "max", "mean_sqrt_len", "last")
 _FLAGS = {
@@ -131,7 +130,7 @@ def _read(file: Path) -> Any:
     if not os.path.lexists(file):
         return None
     try:
-        return json.loads(read_regular(file))
+        return decode_json(read_regular(file))
     except OSError as error:
         raise _bad(file, f"cannot be read ({error.strerror})") from None
     except ValueError as error:

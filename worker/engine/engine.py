@@ -251,7 +251,8 @@ class Engine:
         assert self._loaded is not None
         assert self._scheduler is not None
         model, scheduler, start_waits = self._loaded.model, self._scheduler, runner.start_waits()
-        selection = None if self._loaded.adapters is None else self._loaded.adapters.selection
+        adapters = self._loaded.adapters
+        selection = adapters.selection if adapters is not None and adapters.any_held else None
         pending: runner.Pending | None = None
         while True:
             if not self._take(wait=False):

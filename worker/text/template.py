@@ -20,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shared.errors import ErrorCode, Refused, refuse
-from shared.files import read_regular
+from shared.files import decode_json, read_regular
 
 Messages = list[dict[str, Any]]
 
@@ -126,7 +126,7 @@ def load_template(
     bundle = path / "chat_template.json"
     if bundle.is_file():
         try:
-            sources |= _from_config(json.loads(bundle.read_text(encoding="utf-8")).get("chat_template"))
+            sources |= _from_config(decode_json(bundle.read_bytes()).get("chat_template"))
         except (ValueError, AttributeError) as error:
             raise refuse(ErrorCode.BAD_CHECKPOINT, f"{bundle} is not a JSON object: {error}") from error
     for file in sorted((path / "additional_chat_templates").glob("*.jinja")):

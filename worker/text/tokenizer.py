@@ -4,7 +4,6 @@ Built on `tokenizers` and the files of a model directory (`tokenizer.json`, `tok
 `special_tokens_map.json`); Hugging Face transformers is not needed.
 """
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from shared.errors import ErrorCode, refuse
+from shared.files import decode_json
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -120,7 +120,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = decode_json(file.read_bytes())
     except ValueError as error:
         raise refuse(ErrorCode.BAD_CHECKPOINT, f"{file} is not JSON: {_one_line(error)}") from error
     if not isinstance(value, dict):
