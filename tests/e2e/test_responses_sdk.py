@@ -219,7 +219,7 @@ def test_responses_sdk_of_a_real_worker_gets_the_form_and_the_conversation(
         assert (again.output_text, again.status) == (first.output_text, "completed")
         following: dict[str, Any] = {"model": "tiny", "input": "and?", "previous_response_id": first.id}
         counted = client.responses.input_tokens.count(**following)
-        second = client.responses.create(**following, max_output_tokens=4)
+        second = client.responses.create(**following, max_output_tokens=4, temperature=0)
         assert first.usage is not None
         assert second.usage is not None
         assert counted.input_tokens == second.usage.input_tokens > first.usage.input_tokens
