@@ -33,6 +33,17 @@ def authority(text: str) -> tuple[str, int | None] | None:
     return (name, int(found[3]) if found[3] else None) if name else None
 
 
+def is_loopback(host: str) -> bool:
+    """Is it an address that only this machine reaches?"""
+    name = host.strip("[]").lower()
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
 def host_name(host: str) -> str:
     """The name in a Host header; "" where it is none."""
     found = authority(host)

@@ -25,6 +25,7 @@ from parent.inference.forward import Forwarder
 from parent.inference.history import History
 from parent.jobs.queue import JobQueue
 from parent.jobs.store import Job
+from parent.keys import Door
 from parent.library.library import Library
 from parent.library.machine import Device
 from parent.live_config import Change, LiveConfig
@@ -104,6 +105,7 @@ class Application:
         self.asgi = Front(
             Router(routes=self._routes(), default=not_found, redirect_slashes=False),
             Policy(settings.host, settings.allowed_hosts, platform.node()),
+            Door(settings.data_dir),
         )
         live.checks.append(lambda resolved: self.pool.roster.check_pins(resolved.settings, resolved.models))
         live.checks.append(lambda resolved: self.pool.roster.check_names(resolved.models))
@@ -134,6 +136,7 @@ class Application:
             ("GET", "/ready", health.ready),
             ("GET", "/engine", health.engine),
             ("GET", "/running", health.running),
+            ("GET", "/stats", workers.stats),
             ("GET", "/openapi.json", openapi.whole),
             ("GET", "/v1", openapi.under),
             ("GET", "/v1/models", models.all),

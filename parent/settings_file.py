@@ -126,13 +126,16 @@ def _edit(table: MutableMapping[str, Any], values: Mapping[str, Any], *, anew: b
             table[key] = _merged({}, value) if isinstance(value, dict) else value
 
 
-def replace(file: Path, text: str) -> None:
-    """Write beside it, then rename: the file is the old one or the new one, whatever happens. Its mode is kept."""
+def replace(file: Path, text: str, mode: int | None = None) -> None:
+    """Write beside it, then rename: the file is the old one or the new one, whatever happens. Its mode is kept, unless
+    one is given.
+    """
     target = Path(os.path.realpath(file))  # a link stays a link
     scratch = target.with_name(f".{target.name}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        mode = target.stat().st_mode & 0o7777 if target.exists() else 0o644
+        if mode is None:
+            mode = target.stat().st_mode & 0o7777 if target.exists() else 0o644
         with open(scratch, "w", encoding="utf-8", opener=_private) as out:
             out.write(text)
             out.flush()

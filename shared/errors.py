@@ -19,6 +19,7 @@ class ErrorCode(StrEnum):
     REQUEST_TIMEOUT = "request_timeout"  # the client stopped in the middle of its request
     MODEL_NOT_FOUND = "model_not_found"  # no model of that name here
     NOT_FOUND = "not_found"  # no such route or object
+    UNAUTHORIZED = "unauthorized"  # no key, or not one of this server's
     FORBIDDEN = "forbidden"  # Host, Origin or Sec-Fetch-Site policy
     UNSUPPORTED = "unsupported"  # a feature or family this server does not have
     BAD_CHECKPOINT = "bad_checkpoint"  # the model directory cannot be loaded as it is

@@ -59,7 +59,7 @@ READING_ORDER: dict[str, list[list[str]]] = {
         ["workers"],
         ["pool", "jobs"],
         ["inference"],
-        ["access", "ports", "instance"],
+        ["access", "ports", "instance", "keys"],
         ["routes", "admin", "handover"],
         ["openapi"],
         ["app", "restarter", "connections"],

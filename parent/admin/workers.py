@@ -10,15 +10,15 @@ from parent.bus import Bus
 from parent.pool import operators
 from parent.pool.pool import Pool
 from parent.protocols import sse
-from parent.workers.client import WorkerLost
-from shared import asgi
+from parent.workers.client import WorkerClient, WorkerLost
+from shared import asgi, wire
 from shared.errors import ErrorCode, refuse
 
 CHECK_S = 30.0
 
 
 class Workers:
-    """`POST /admin/workers/{id}/restart` and `…/check`, `GET /admin/workers/{id}/cache` and `GET /admin/events`."""
+    """Below `/admin/workers/{id}/`: `restart`, `check` and `cache`; and `/stats` and `/admin/events`."""
 
     def __init__(self, pool: Pool, bus: Bus, view: Callable[[], dict[str, Any]]) -> None:
         self.pool = pool
@@ -46,12 +46,24 @@ class Workers:
         host = self.pool.roster.hosts.get(entry.id)
         if host is None or host.supervisor.client is None:
             raise refuse(ErrorCode.CONFLICT, f"{entry.id} is not loaded, so it keeps nothing in memory")
-        try:
-            async with asyncio.timeout(CHECK_S):
-                report = await host.supervisor.client.cache()
-        except (TimeoutError, WorkerLost) as error:
-            raise refuse(ErrorCode.LOADING, f"{entry.id} does not answer ({error}); try again") from None
+        report = await _cache_of(host.supervisor.client)
+        if isinstance(report, str):
+            raise refuse(ErrorCode.LOADING, f"{entry.id} does not answer ({report}); try again")
         await asgi.respond(send, 200, msgspec.json.encode(report))
+
+    async def stats(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        """The same of every model in memory; null of one that does not answer."""
+        clients = {
+            id_: host.supervisor.client
+            for id_, host in self.pool.roster.hosts.items()
+            if host.supervisor.client is not None
+        }
+        reports = await asyncio.gather(*map(_cache_of, clients.values()))
+        found = {
+            id_: None if isinstance(report, str) else report
+            for id_, report in zip(clients, reports, strict=True)
+        }
+        await asgi.respond(send, 200, msgspec.json.encode({"models": found}))
 
     async def events(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """A `snapshot` first (so a lost `Last-Event-ID` loses nothing), then a `state` for every change."""
@@ -65,3 +77,12 @@ class Workers:
             await asgi.send_chunk(send, b"", more=False)
 
         await asgi.run_until_gone(receive, work)
+
+
+async def _cache_of(client: WorkerClient) -> wire.CacheReport | str:
+    """What a worker keeps, or why it does not say."""
+    try:
+        async with asyncio.timeout(CHECK_S):
+            return await client.cache()
+    except (TimeoutError, WorkerLost) as error:
+        return str(error)

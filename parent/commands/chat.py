@@ -18,6 +18,7 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
+from parent import keys
 from parent.commands import options
 from parent.commands.running import find_running
 from parent.commands.terminal import is_interactive
@@ -40,7 +41,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     settings = options.settings_of(args, **({"model": args.model} if args.model else {}))
     running = find_running(settings.data_dir)
-    with _connected(running.url) if running else _own_server(settings, args) as url, _client(url) as client:
+    key = keys.local_key(settings.data_dir)
+    server = _connected(running.url) if running else _own_server(settings, args)
+    with server as url, _client(url, key) as client:
         # A server of our own serves what was asked for, under the name it gives it.
         model = _model_name(client, args.model or "" if running else "")
         return _converse(client, model, args)
@@ -65,10 +68,12 @@ def _own_server(settings: Settings, args: argparse.Namespace) -> Iterator[str]:
         yield url
 
 
-def _client(url: str) -> httpx2.Client:
+def _client(url: str, key: str) -> httpx2.Client:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
     # No read time-out: a long prompt on a slow machine is silent for minutes, and Ctrl-C is always there.
     try:
-        return httpx2.Client(base_url=url, trust_env=False, timeout=httpx2.Timeout(None, connect=5.0))
+        timeout = httpx2.Timeout(None, connect=5.0)
+        return httpx2.Client(base_url=url, trust_env=False, timeout=timeout, headers=headers)
     except httpx2.InvalidURL as error:
         raise _gone(url, error) from None
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-KEY = "mlxd"  # clients want one; the server takes any
+KEY = "mlxd"  # clients want one; a server without keys takes any
 _TIMEOUTS = ("timeout", "headerTimeout", "chunkTimeout")
 PATIENCE_MS = 3_600_000  # a long prompt on a slow machine is silent for minutes
 
@@ -25,12 +25,13 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class Asked(NamedTuple):
-    """For whom: the server, the model, the one for small tasks, and a folder for the client's own files."""
+    """For whom: the server, the model, the one for small tasks, a folder for the client's own files, and the key."""
 
     url: str
     model: Model
     small: Model
     folder: str
+    key: str = KEY
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -55,7 +56,7 @@ def claude(asked: Asked) -> Plan:
     model, small = asked.model.id, asked.small.id
     env = {
         "ANTHROPIC_BASE_URL": asked.url,
-        "ANTHROPIC_AUTH_TOKEN": KEY,
+        "ANTHROPIC_AUTH_TOKEN": asked.key,
         "ANTHROPIC_API_KEY": "",
         "ANTHROPIC_MODEL": model,
         "ANTHROPIC_DEFAULT_OPUS_MODEL": model,
@@ -88,12 +89,14 @@ def codex(asked: Asked) -> Plan:
         'name = "mlxd"',
         f"base_url = {_toml(f'{asked.url}/v1')}",
         'wire_api = "responses"',
+        'env_key = "CODEX_LOCAL_KEY"',
         f"stream_idle_timeout_ms = {PATIENCE_MS}",
         "",
         "[analytics]",
         "enabled = false",
     ]
-    return Plan({"CODEX_HOME": asked.folder}, {"config.toml": "\n".join(lines) + "\n"})
+    env = {"CODEX_HOME": asked.folder, "CODEX_LOCAL_KEY": asked.key}
+    return Plan(env, {"config.toml": "\n".join(lines) + "\n"})
 
 
 def opencode(asked: Asked) -> Plan:
@@ -102,7 +105,7 @@ def opencode(asked: Asked) -> Plan:
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "mlxd",
-        "options": {"baseURL": f"{asked.url}/v1", "apiKey": KEY, **dict.fromkeys(_TIMEOUTS, False)},
+        "options": {"baseURL": f"{asked.url}/v1", "apiKey": asked.key, **dict.fromkeys(_TIMEOUTS, False)},
         "models": models,
     }
     config = {

@@ -21,7 +21,7 @@ from urllib.parse import quote
 import msgspec
 
 from parent.commands import options
-from parent.commands.clients import CLIENTS, Asked, Client, Model, Plan, shown, small_of
+from parent.commands.clients import CLIENTS, KEY, Asked, Client, Model, Plan, shown, small_of
 from parent.commands.running import Running, call, engine_state, require_running
 from shared.errors import ErrorCode, refuse
 
@@ -54,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     model = _model(running, models, args.model)
     small = _named(running, args.small_model) if args.small_model else small_of(models, model)
     folder = data_dir / "launch" / args.client
-    plan = client.plan(Asked(running.url, model, small, str(folder)))
+    key = running.key and ("THE-LOCAL-KEY" if args.dry_run else running.key)
+    plan = client.plan(Asked(running.url, model, small, str(folder), key or KEY))
     if args.dry_run:
         print(shown(plan, str(folder), [shlex.quote(word) for word in [client.program, *args.passed_on]]))
         return 0

@@ -52,7 +52,7 @@ def pull_there(running: Running, model: str) -> JobDone:
     """Have the server do it, and watch. Ctrl-C pauses it there. A pull of the same that runs already is joined."""
     progress = Progress()
     job_id = ""
-    with httpx2.Client(base_url=running.url, trust_env=False, timeout=10.0) as http:
+    with httpx2.Client(base_url=running.url, trust_env=False, timeout=10.0, headers=running.headers) as http:
         try:
             job = _begin(http, model)
             job_id = job["id"]

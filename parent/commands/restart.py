@@ -88,7 +88,10 @@ def outcome(data_dir: Path, running: Running, boot: str, until: float) -> tuple[
 def _client(running: Running, timeout_s: float) -> httpx2.Client:
     # A connection of its own for each question: it asks whoever accepts now.
     return httpx2.Client(
-        base_url=running.url, trust_env=False, timeout=timeout_s, headers={"connection": "close"}
+        base_url=running.url,
+        trust_env=False,
+        timeout=timeout_s,
+        headers={**running.headers, "connection": "close"},
     )
 
 

@@ -8,14 +8,21 @@ from typing import IO, Any
 import httpx2
 import msgspec
 
+from parent import keys
 from shared.errors import ErrorCode, refuse
 
 
 class Running(msgspec.Struct, frozen=True):
-    """The content of `mlxd.lock`."""
+    """The content of `mlxd.lock`, and the key that commands here have ("" = none is needed)."""
 
     pid: int
     url: str
+    key: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every question sends along."""
+        return {"authorization": f"Bearer {self.key}"} if self.key else {}
 
 
 def find_running(data_dir: Path) -> Running | None:
@@ -27,7 +34,9 @@ def find_running(data_dir: Path) -> Running | None:
         with open(data_dir / "mlxd.lock", "rb") as file:
             found = msgspec.json.decode(file.read(), type=Running)
             # The number first: a server that starts just now must not find the lock in our hands for nothing.
-            return found if _is_alive(found.pid) and _is_held(file) else None
+            if not _is_alive(found.pid) or not _is_held(file):
+                return None
+        return msgspec.structs.replace(found, key=keys.local_key(data_dir))
     except (OSError, msgspec.MsgspecError):
         return None
 
@@ -65,7 +74,7 @@ def call(running: Running, method: str, path: str, body: Any = None, timeout_s: 
     """The server's answer as JSON. Raises `Refused` with its own reason, or when it does not answer."""
     content = None if body is None else msgspec.json.encode(body)
     try:
-        with httpx2.Client(trust_env=False, timeout=timeout_s) as client:
+        with httpx2.Client(trust_env=False, timeout=timeout_s, headers=running.headers) as client:
             answer = client.request(method, f"{running.url}{path}", content=content)
         found = msgspec.json.decode(answer.content)
     except (httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError) as error:

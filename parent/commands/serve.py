@@ -13,6 +13,8 @@ import sys
 import threading
 from collections.abc import Callable
 
+from parent import keys
+from parent.access import is_loopback
 from parent.commands import options
 from parent.commands.choosing import choose_model
 from parent.commands.leaving import leave_with
@@ -55,13 +57,16 @@ def run(args: argparse.Namespace) -> int:
     env, _ = worker_env(settings)
     if advice := choose(settings).advice:
         print(f"mlxd: note: the worker gets a slow BLAS; {advice}", file=sys.stderr)
+    if not is_loopback(settings.host) and not keys.read(settings.data_dir).keys:
+        note = f"everybody who reaches {settings.host} may ask; `mlxd keys add NAME` changes that"
+        print(f"mlxd: note: {note}", file=sys.stderr)
     opens = is_desktop(os.environ) and is_interactive() if args.open is None else args.open
     return serve(
         live,
         library,
         default=entry.id,
         worker_env={**env, "MLXD_LOG_LEVEL": settings.log_level},
-        on_listening=announcement(entry, opens=opens),
+        on_listening=announcement(entry, opens=opens, key=keys.local_key(settings.data_dir)),
         keep_fds=() if args.leave_with_fd is None else (args.leave_with_fd,),
     )
 
@@ -73,8 +78,11 @@ def is_desktop(environ: os._Environ[str] | dict[str, str]) -> bool:
     return sys.platform == "darwin" or bool(environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY"))
 
 
-def announcement(entry: ModelEntry, *, opens: bool) -> Callable[[str], None]:
-    """What to do once the server listens: print the address, and open it where that makes sense."""
+def announcement(entry: ModelEntry, *, opens: bool, key: str = "") -> Callable[[str], None]:
+    """What to do once the server listens: print the address, and open it where that makes sense.
+
+    The page gets the key behind a #, which a browser keeps to itself.
+    """
 
     def announce(url: str) -> None:
         print(f"{entry.id} at {url}", flush=True)
@@ -82,6 +90,8 @@ def announcement(entry: ModelEntry, *, opens: bool) -> Callable[[str], None]:
             import webbrowser  # here: services never need it
 
             # A browser may take seconds to come up, and the event loop must not wait for it.
-            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+            threading.Thread(
+                target=webbrowser.open, args=(f"{url}/#key={key}" if key else url,), daemon=True
+            ).start()
 
     return announce

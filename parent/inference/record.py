@@ -9,11 +9,16 @@ from typing import Literal
 import msgspec
 
 from parent.pool.lease import Lease
+from parent.protocols.base import STATUS
 from shared import logs, wire
 from shared.asgi import ClientGone
 from shared.errors import ErrorCode, Refused
 
 log = logging.getLogger(__name__)
+_STATUS = {str(code): status for code, status in STATUS.items()} | {
+    "left": 499,  # nginx's number for a client that has, which readers of logs know
+    "cut": 503,
+}
 
 
 class Record:
@@ -60,6 +65,7 @@ class Record:
             model=self.model,
             stream=self.stream,
             end=self.end,
+            status=status_of(self.end),
             prompt_tokens=self.finish.usage.prompt_tokens if self.finish else None,
             tokens=self.finish.usage.completion_tokens if self.finish else self.tokens,
             ttft_s=None if first is None else round(first, 3),
@@ -117,9 +123,15 @@ class Reading:
             inputs=self.inputs,
             end=self.end,
             code=self.code,
+            status=status_of(self.code or self.end),
             prompt_tokens=self.prompt_tokens,
             seconds=round(time.monotonic() - self._began, 3),
         )
+
+
+def status_of(end: str) -> int:
+    """The status that a request of this end has, or would have, had its headers not left before."""
+    return _STATUS.get(end, 200)
 
 
 def total(finishes: list[wire.Finish]) -> wire.Finish:

@@ -12,6 +12,11 @@ from shared.version import VERSION
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
 JSON = "application/json"
+SECURITY = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+"""Needed where the server has keys; see `parent.keys`."""
 SchemaOf = Callable[[Any], Any]
 
 
@@ -55,7 +60,8 @@ def build() -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {"schemas": components, "securitySchemes": SECURITY},
+        "security": [{}, *({name: []} for name in SECURITY)],
         "tags": [{"name": name} for name in dict.fromkeys(op.tag for op in OPERATIONS)],
     }
 

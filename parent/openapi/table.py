@@ -276,6 +276,12 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "/ready", "state", "200 when the default model can answer", also=(503,)),
     Operation("GET", "/engine", "state", "All that is known"),
     Operation("GET", "/running", "state", "The models in memory or on their way"),
+    Operation(
+        "GET",
+        "/stats",
+        "state",
+        "What the models in memory keep of prompts, and why prompts were found or not",
+    ),
     Operation("GET", "/openapi.json", "state", "This document"),
     Operation("GET", "/", "page", "The chat page", None),
     Operation("GET", "/static/{name}", "page", "Its files", None),

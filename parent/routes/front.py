@@ -1,4 +1,4 @@
-"""What stands in front of every route: request id, access policy, and JSON for whatever goes wrong behind it.
+"""What stands in front of every route: request id, access policy, keys, and JSON for whatever goes wrong behind it.
 
 What goes wrong on a path of Anthropic's or Ollama's API has its shape, whatever it is; on all others that of OpenAI.
 """
@@ -11,6 +11,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 
 from parent.access import Policy, Refusal
+from parent.keys import Door
 from parent.protocols.anthropic import errors as anthropic_errors
 from parent.protocols.base import retry_headers
 from parent.protocols.ollama import errors as ollama_errors
@@ -33,9 +34,10 @@ _OURS = frozenset(
 class Front:
     """An ASGI app around the router. `scope` gets `request_id` and `body_send` for what is behind it."""
 
-    def __init__(self, app: asgi.App, policy: Policy) -> None:
+    def __init__(self, app: asgi.App, policy: Policy, door: Door) -> None:
         self.app = app
         self.policy = policy
+        self.door = door
 
     async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         if scope["type"] != "http":
@@ -61,6 +63,8 @@ class Front:
                 refused = self.policy.refusal(scope["method"], scope["headers"])
                 if refused is not None:
                     await _forbid(scope, tell, refused)
+                elif unknown := self.door.refusal(scope["path"], scope["headers"]):
+                    await _answer(scope, tell, unknown)
                 else:
                     await self.app(scope, receive, tell)
             except asgi.ClientGone:
@@ -116,7 +120,10 @@ async def _answer(scope: asgi.Scope, send: asgi.Send, failure: Failure, status: 
         code, body = responses_stream.error(failure)
     else:
         code, body = openai_fields.error(failure)
-    await asgi.respond(send, status or code, body, retry_headers(failure))
+    headers = retry_headers(failure)
+    if failure.code is ErrorCode.UNAUTHORIZED:
+        headers = [*headers, (b"www-authenticate", b"Bearer")]
+    await asgi.respond(send, status or code, body, headers)
 
 
 async def _forbid(scope: asgi.Scope, send: asgi.Send, refused: Refusal) -> None:

@@ -1,5 +1,9 @@
 // The server's HTTP API as the page needs it: one streamed answer, the worker's state, a restart.
 
+import { key } from "/static/key.js";
+
+const AGAIN_MS = 2000;
+
 /** Thrown with one line for a person; `status` is 0 when the server could not be reached. */
 export class Fault extends Error {
   constructor(message, status = 0) {
@@ -8,7 +12,7 @@ export class Fault extends Error {
   }
 }
 
-/** The data of each SSE frame in a stream of text chunks, however they are cut. Comments are skipped. */
+/** Each SSE frame as {event, data} in a stream of text chunks, however they are cut. Comments are skipped. */
 export async function* frames(chunks) {
   let held = "";
   for await (const chunk of chunks) {
@@ -17,8 +21,10 @@ export async function* frames(chunks) {
     while ((end = held.search(/\r?\n\r?\n/)) >= 0) {
       const frame = held.slice(0, end);
       held = held.slice(end).replace(/^\r?\n\r?\n/, "");
-      const data = frame.split(/\r?\n/).filter((line) => line.startsWith("data:"));
-      if (data.length) yield data.map((line) => line.slice(5).trimStart()).join("\n");
+      const lines = frame.split(/\r?\n/);
+      const told = (name) => lines.filter((line) => line.startsWith(name)).map((line) => line.slice(name.length).trimStart());
+      const data = told("data:");
+      if (data.length) yield { event: told("event:").at(-1) ?? "message", data: data.join("\n") };
     }
   }
 }
@@ -34,12 +40,18 @@ async function* textChunks(body) {
   }
 }
 
+/** `fetch`, with the key where there is one. */
+function ask(path, init = {}) {
+  const headers = key() ? { authorization: `Bearer ${key()}` } : {};
+  return fetch(path, { ...init, headers: { ...headers, ...init.headers } });
+}
+
 /**
  * Ask for an answer and yield {text}, {reasoning} and at last {usage, reason}. Throws Fault; an abort of
  * `signal` throws the browser's AbortError.
  */
 export async function* answer(request, signal) {
-  const response = await fetch("/v1/chat/completions", {
+  const response = await ask("/v1/chat/completions", {
     method: "POST",
     headers: { "content-type": "application/json" },
     body: JSON.stringify({ ...request, stream: true, stream_options: { include_usage: true } }),
@@ -51,7 +63,7 @@ export async function* answer(request, signal) {
   if (!response.ok) throw await faultOf(response);
   let finished = false;
   try {
-    for await (const data of frames(textChunks(response.body))) {
+    for await (const { data } of frames(textChunks(response.body))) {
       if (data === "[DONE]") {
         finished = true;
         break;
@@ -81,29 +93,38 @@ async function faultOf(response) {
   }
 }
 
-/** Call `onState` with each snapshot of `/engine`, and with null while the server cannot be reached. */
-export function watchWorker(onState) {
-  const events = new EventSource("/admin/events");
-  for (const kind of ["snapshot", "state"]) {
-    events.addEventListener(kind, (event) => onState(JSON.parse(event.data)));
+/**
+ * Call `onState` with each snapshot of `/engine`, for as long as the page lives; with null while the server cannot be
+ * reached, and with {state: "locked"} while it wants another key.
+ */
+export async function watchWorker(onState) {
+  for (;;) {
+    let last = null;
+    try {
+      const response = await ask("/admin/events");
+      if (response.status === 401) last = { state: "locked" };
+      if (!response.ok) throw await faultOf(response);
+      for await (const { event, data } of frames(textChunks(response.body))) {
+        if (event === "snapshot" || event === "state") onState(JSON.parse(data));
+      }
+    } catch {
+      // cut, refused or nobody there: it is asked again
+    }
+    onState(last);
+    await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
   }
-  // The browser connects again by itself while the stream is merely cut, but gives up on a refusal.
-  events.addEventListener("error", () => {
-    onState(null);
-    if (events.readyState === EventSource.CLOSED) setTimeout(() => watchWorker(onState), 2000);
-  });
 }
 
 /** Ask for a fresh worker, also after the restart budget is spent. Throws Fault. */
 export async function restartWorker(id) {
   const path = id.split("/").map(encodeURIComponent).join("/");
-  const response = await fetch(`/admin/workers/${path}/restart`, { method: "POST" });
+  const response = await ask(`/admin/workers/${path}/restart`, { method: "POST" });
   if (!response.ok) throw await faultOf(response);
 }
 
 /** The ids of all models that can be served. Throws Fault. */
 export async function modelIds() {
-  const response = await fetch("/v1/models").catch(() => {
+  const response = await ask("/v1/models").catch(() => {
     throw new Fault("The server does not answer.");
   });
   if (!response.ok) throw await faultOf(response);

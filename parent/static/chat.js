@@ -1,6 +1,7 @@
 // The chat page: wires the form, the conversation and the worker's state together.
 
 import { answer, modelIds, restartWorker, watchWorker } from "/static/api.js";
+import { findKey, key, setKey } from "/static/key.js";
 import { load, save } from "/static/store.js";
 import { element, link, messageView } from "/static/view.js";
 import { describe, forModel, modelId } from "/static/worker.js";
@@ -171,6 +172,7 @@ for (const idea of IDEAS) {
 function showSettings() {
   $("choice").value = chat.model;
   $("system").value = chat.system;
+  $("key").value = key();
   $("temperature").value = chat.temperature ?? 1;
   $("temperature-shown").textContent = chat.temperature?.toFixed(1) ?? "model's own";
 }
@@ -196,6 +198,7 @@ $("choice").addEventListener("change", () => {
   if (engine) onWorker(engine);
 });
 $("settings").addEventListener("toggle", (event) => event.newState === "open" && offerModels());
+$("key").addEventListener("change", () => setKey($("key").value));
 $("system").addEventListener("change", () => change({ system: $("system").value }));
 $("temperature").addEventListener("input", () => change({ temperature: Number($("temperature").value) }));
 $("temperature-reset").addEventListener("click", () => change({ temperature: null }));
@@ -203,8 +206,9 @@ $("temperature-reset").addEventListener("click", () => change({ temperature: nul
 // ---------------------------------------------------------------- the worker
 
 function onWorker(snapshot) {
-  if (snapshot) engine = snapshot;
-  const { label, tone, notice, act } = describe(snapshot && forModel(snapshot, chat.model));
+  const isLocked = snapshot?.state === "locked";
+  if (snapshot && !isLocked) engine = snapshot;
+  const { label, tone, notice, act } = describe(isLocked ? snapshot : snapshot && forModel(snapshot, chat.model));
   $("worker").dataset.tone = tone;
   $("worker-label").textContent = label;
   const model = chat.model || modelId(engine);
@@ -213,7 +217,8 @@ function onWorker(snapshot) {
   $("notice").hidden = !notice;
   $("notice-text").textContent = notice ?? "";
   $("notice-act").hidden = !act;
-  $("notice-act").textContent = act === "restart" ? "Start it again" : "";
+  $("worker").dataset.act = act ?? "";
+  $("notice-act").textContent = { restart: "Start it again", key: "Enter it" }[act] ?? "";
   $("empty-hint").textContent = hint(tone, model);
 }
 
@@ -225,11 +230,17 @@ function hint(tone, model) {
 }
 
 $("notice-act").addEventListener("click", () => {
+  if ($("worker").dataset.act === "key") {
+    $("settings").showPopover();
+    $("key").focus();
+    return;
+  }
   restartWorker(chat.model || modelId(engine)).catch((error) => {
     $("notice-text").textContent = error.message;
   });
 });
 
+findKey();
 if (chat.model) offerModels();
 showSettings();
 redraw();

@@ -12,6 +12,9 @@ export function describe(engine) {
     };
   }
   const { state } = engine;
+  if (state === "locked") {
+    return { label: "locked", tone: "bad", notice: "This server wants a key.", act: "key" };
+  }
   if (engine.closing) return { label: "shutting down", tone: "wait" };
   if (state === "draining") return { label: "leaving", tone: "wait" };
   if (state === "ready") return { label: "ready", tone: "good" };

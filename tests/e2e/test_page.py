@@ -20,6 +20,7 @@ import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
+from parent import keys
 from tests.process.harness import write_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -351,6 +352,32 @@ def test_another_model_can_be_chosen_and_is_loaded_when_it_is_asked(page: Page, 
     page.select_option("#choice", "")
     expect(page.locator("#model")).to_have_text("org/fake-1b")
     assert page.errors == []  # type: ignore[attr-defined]
+
+
+def test_a_server_with_keys_is_entered_by_typing_one_or_by_the_address(
+    page: Page, browser: Browser, tmp_path: Path
+) -> None:
+    with closing(Server(tmp_path, {"tokens": 4})) as server:
+        show(page, server)
+        key = keys.add(tmp_path / "data", "me")
+        page.goto(server.url)
+        expect(page.locator("#worker-label")).to_have_text("locked")
+        page.click("#notice-act")
+        page.fill("#key", "not the right one")
+        page.press("#key", "Enter")
+        expect(page.locator("#worker-label")).to_have_text("locked")
+        page.fill("#key", key)
+        page.press("#key", "Enter")
+        expect(page.locator("#worker-label")).to_have_text("ready")
+        page.reload()
+        expect(page.locator("#worker-label")).to_have_text("ready")
+        ask(page, "hello")
+        is_done(page)
+        with closing(browser.new_context()) as other:
+            opened = other.new_page()
+            opened.goto(f"{server.url}/#key={key}")
+            expect(opened.locator("#worker-label")).to_have_text("ready")
+            assert key not in opened.url
 
 
 def test_a_new_chat_forgets_the_old_one(page: Page, server: Server) -> None:

@@ -59,6 +59,21 @@ def test_oracle_greedy_text_reaches_the_official_sdk(sdk, model_dir):
     assert answer.usage.prompt_tokens == len(expected["input_ids"])
 
 
+def test_cache_and_stats_say_of_each_prompt_where_it_differs_from_what_is_kept(server):
+    common = list(range(40, 140))
+    for last in (ord("a"), ord("b")):  # the tiny checkpoint's tokens are bytes
+        asked = {"prompt": [*common, last, 9, 9], "max_tokens": 1, "temperature": 0}
+        server.http.post("/v1/completions", json={"model": "tiny", **asked}).raise_for_status()
+    of_one = server.http.get("/admin/workers/tiny/cache").json()
+    assert server.http.get("/stats").json() == {"models": {"tiny": of_one}}
+    newest = of_one["lookups"][0]
+    assert (newest["prompt_tokens"], newest["common"]) == (103, 100)
+    assert 0 < newest["reused"] <= 100
+    assert newest["kept"] != newest["asked"]
+    assert newest["reason"]
+    assert server.http.get("/admin/workers/nobody/cache").status_code == 404
+
+
 def test_the_official_sdk_streams_what_it_gets_whole(sdk):
     asked = {
         "model": "tiny",

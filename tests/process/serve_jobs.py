@@ -22,6 +22,7 @@ from parent.db import Database
 from parent.instance import Instance
 from parent.jobs.queue import JobQueue
 from parent.jobs.retry import Backoff
+from parent.keys import Door
 from parent.routes.front import Front, not_found
 from parent.routes.ollama_pull import OllamaPull
 from parent.workers.states import Limits
@@ -59,7 +60,9 @@ async def serve(data_dir: Path, instance: Instance) -> None:
     ]
     routes = [Route(path, Endpoint(app), methods=[method]) for method, path, app in table]
     front = Front(
-        Router(routes=routes, default=not_found, redirect_slashes=False), Policy("127.0.0.1", [], "here")
+        Router(routes=routes, default=not_found, redirect_slashes=False),
+        Policy("127.0.0.1", [], "here"),
+        Door(data_dir),
     )
     server = uvicorn.Server(
         uvicorn.Config(front, host="127.0.0.1", port=0, lifespan="off", log_config=None, log_level="warning")

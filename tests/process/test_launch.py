@@ -82,7 +82,8 @@ def test_launch_codex_dry_run_has_a_configuration(server: Served) -> None:
     assert config["model_context_window"] == 4096
     provider = config["model_providers"]["mlxd"]
     assert (provider["base_url"], provider["wire_api"]) == (f"{server.url}/v1", "responses")
-    assert env == {"CODEX_HOME": str(server.data_dir / "launch" / "codex")}
+    assert provider["env_key"] == "CODEX_LOCAL_KEY"
+    assert env == {"CODEX_HOME": str(server.data_dir / "launch" / "codex"), "CODEX_LOCAL_KEY": "mlxd"}
 
 
 def test_launch_opencode_dry_run_has_a_provider(server: Served) -> None:

@@ -88,6 +88,7 @@ def test_every_completion_has_one_line_in_the_log(tmp_path: Path) -> None:
             "template_failed",
             "left",
         ]
+        assert [line["status"] for line in logged] == [200, 200, 400, 400, 499]
         first = logged[0]
         assert (first["request"], first["model"], first["stream"]) == ("mine", "org/fake-1b", False)
         assert (first["prompt_tokens"], first["tokens"]) == (3, 12)

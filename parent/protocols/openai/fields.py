@@ -212,7 +212,10 @@ _TYPES = {
     ErrorCode.LOADING: "engine_unavailable",
     ErrorCode.SHUTTING_DOWN: "engine_unavailable",
 }
-_CODES = {ErrorCode.CONTEXT_EXCEEDED: "context_length_exceeded"}  # what clients look for
+_CODES = {  # what clients look for
+    ErrorCode.CONTEXT_EXCEEDED: "context_length_exceeded",
+    ErrorCode.UNAUTHORIZED: "invalid_api_key",
+}
 
 
 def error_frame(failure: Failure) -> ErrorFrame:
