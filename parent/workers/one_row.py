@@ -31,6 +31,7 @@ real, whole = ctypes.c_float, ctypes.c_int
 draw = random.Random(7).random
 shapes = [(ta, tb, m, 5, 4) for ta, tb, m in itertools.product((111, 112), (111, 112), (1, 3))]
 shapes += [(111, 112, m, 601, 131) for m in range(1, 19)]
+shapes += [(111, tb, m, n, 33) for tb, m, n in itertools.product((111, 112), (1, 2, 3, 4, 5, 16), (8, 40, 520))]
 for (ta, tb, m, n, k), beta in itertools.product(shapes, (0.0, 0.5)):
     pad = 2
     lda = (k if ta == 111 else m) + pad

@@ -10,11 +10,20 @@ import mlx.core as mx
 
 from shared.errors import ErrorCode, refuse
 
+_TWO = mx.array(2.0)
+
 Activation = Callable[[mx.array], mx.array]
+
+
+def exp2(x: mx.array) -> mx.array:
+    """2^x. On CPU mlx takes less than half the time for a power that it takes for `mx.exp`."""
+    return mx.power(_TWO, x)
 
 
 def silu(x: mx.array) -> mx.array:
     """x * sigmoid(x)."""
+    if x.dtype == mx.float32 and mx.default_device().type == mx.DeviceType.cpu:
+        return x / (1 + exp2(x * -math.log2(math.e)))
     return x * mx.sigmoid(x)
 
 

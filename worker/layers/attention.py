@@ -1,13 +1,17 @@
 """Attention over the rows of a step, each against its own cache."""
 
+import math
 from typing import Any
 
 import mlx.core as mx
 
+from worker.layers.activations import exp2
 from worker.layers.batch import Batch
 from worker.layers.linear import Linear
 from worker.layers.norm import Norm
 from worker.layers.packed import packed_attention
+
+_LOG2_E = math.log2(math.e)
 
 Stored = list[tuple[Any, Any]]
 """Keys and values of every row as attention sees them: what its cache held, and the tokens of this step."""
@@ -20,13 +24,19 @@ def store(batch: Batch, place: int, keys: mx.array, values: mx.array) -> tuple[S
     """
     stored: Stored = []
     masks: list[Any] = []
-    for number, row in enumerate(batch.rows):
+    parts = zip(_by_rows(keys, batch), _by_rows(values, batch), strict=True)
+    for number, (row, part) in enumerate(zip(batch.rows, parts, strict=True)):
         cache = row.caches[place]
         masks.append(batch.mask(number, cache))
-        stored.append(
-            cache.update(heads_first(keys, row.begin, row.end), heads_first(values, row.begin, row.end))
-        )
+        stored.append(cache.update(*part))
     return stored, masks
+
+
+def _by_rows(x: mx.array, batch: Batch) -> list[mx.array]:
+    """What is each row's of `[T, H, D]`, as `[1, H, L, D]`."""
+    if batch.decodes and len(batch.rows) > 1:
+        return list(mx.split(x[:, :, None], len(batch.rows)))
+    return [heads_first(x, row.begin, row.end) for row in batch.rows]
 
 
 def attend(
@@ -38,8 +48,23 @@ def attend(
     sinks: mx.array | None = None,
 ) -> mx.array:
     """Attention of `queries` [T, H, D] -> [T, H * E]. `sinks` [H]: a logit per head that takes its share."""
+    composes = (
+        sinks is None
+        and queries.dtype == mx.float32
+        and mx.default_device().type == mx.DeviceType.cpu
+        and all(isinstance(keys, mx.array) for keys, _ in stored)
+    )
+    if composes and batch.decodes:
+        return _one_each(queries, stored, scale)
     outs = []
     for row, (keys, values), mask in zip(batch.rows, stored, masks, strict=True):
+        if composes:
+            own = queries[row.begin : row.end]
+            if row.length == 1:
+                outs.append(_one_each(own, [(keys, values)], scale))
+            else:
+                outs.append(_composed(own, keys, values, scale, batch.added(mask, row.length, keys.shape[2])))
+            continue
         heads = heads_first(queries, row.begin, row.end)
         if isinstance(keys, mx.array):
             out = mx.fast.scaled_dot_product_attention(
@@ -49,6 +74,45 @@ def attend(
             out = packed_attention(heads, keys, values, scale, mask, sinks)
         outs.append(tokens_first(out))
     return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=0)
+
+
+def _one_each(queries: mx.array, stored: Stored, scale: float) -> mx.array:
+    """One query a row, composed: `queries` [R, H, D] -> [R, H * E]."""
+    count, heads, dim = queries.shape
+    shared = stored[0][0].shape[1]
+    own = (queries * (scale * _LOG2_E)).reshape(count, shared, heads // shared, dim)
+    parts = [
+        _shares(each, keys, values) for each, (keys, values) in zip(mx.split(own, count), stored, strict=True)
+    ]
+    outs, sums = ([one[n] for one in parts] for n in (0, 1))
+    return (mx.concatenate(outs) / mx.concatenate(sums)).reshape(count, -1)
+
+
+def _composed(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None
+) -> mx.array:
+    """Many queries of one row: `queries` [L, H, D], `mask` [L, tokens] to be added -> [L, H * E]."""
+    length, heads, dim = queries.shape
+    shared = keys.shape[1]
+    own = (queries * (scale * _LOG2_E)).transpose(1, 0, 2).reshape(1, shared, heads // shared * length, dim)
+    out, sums = _shares(own, keys, values, mask)
+    return (out / sums).reshape(heads, length, -1).transpose(1, 0, 2).reshape(length, -1)
+
+
+def _shares(
+    queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None = None
+) -> tuple[mx.array, mx.array]:
+    """Attention before its last division, where mlx has no kernel for it: `queries` [1, H, G, D] of the G that look at
+    the same keys, in units of a power of two -> [1, H, G, E] and the sums [1, H, G, 1].
+
+    On CPU it is composed in any case, and `mx.softmax` takes twice as long there as these steps with a power of two.
+    Heads that share keys are the rows of one product.
+    """
+    scores = queries @ keys.swapaxes(-1, -2)
+    if mask is not None:
+        scores = (scores.reshape(-1, *mask.shape) + mask).reshape(scores.shape)
+    weights = exp2(scores - mx.max(scores, axis=-1, keepdims=True))
+    return weights @ values, mx.sum(weights, axis=-1, keepdims=True)
 
 
 def heads_first(x: mx.array, begin: int, end: int) -> mx.array:

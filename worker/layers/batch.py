@@ -6,6 +6,7 @@ two steps without moving a byte, a cache is shared with the prefix cache without
 row of a batch computes what it computes alone.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,7 @@ class Row:
 class Batch:
     """`tokens` [T] int32, and the rows that they belong to, in order. Good for one pass of one model."""
 
-    __slots__ = ("_masks", "layer_inputs", "lent", "query_scale", "rotate", "rows", "tokens")
+    __slots__ = ("_added", "_masks", "layer_inputs", "lent", "query_scale", "rotate", "rows", "tokens")
 
     def __init__(self, tokens: mx.array, parts: Sequence[tuple[list[Any], int]]) -> None:
         """`parts`: caches and number of tokens of each row."""
@@ -54,6 +55,7 @@ class Batch:
             int, Any
         ] = {}  # keys, values and masks of caches, by place, for layers without their own
         self._masks: dict[tuple[int, int], Any] = {}
+        self._added: dict[tuple[str | int, int, int], mx.array] = {}
         begin = 0
         for caches, length in parts:
             self.rows.append(Row(caches, begin, begin + length, caches[0].offset, caches[0].planned))
@@ -73,6 +75,17 @@ class Batch:
         if key not in self._masks:
             self._masks[key] = cache.mask(row.length)
         return self._masks[key]
+
+    def added(self, mask: Any, length: int, total: int) -> mx.array | None:
+        """A row's mask of its `length` tokens over `total` as float32 to be added to scores; made once a pass."""
+        if mask is None:
+            return None
+        key = (mask if isinstance(mask, str) else id(mask), length, total)
+        if key not in self._added:
+            if isinstance(mask, str):
+                mask = mx.arange(total)[None] <= mx.arange(total - length, total)[:, None]
+            self._added[key] = mx.where(mask, 0.0, -math.inf)
+        return self._added[key]
 
     def last(self, hidden: mx.array, places: Sequence[int]) -> mx.array:
         """The hidden states [R, D] of the last tokens of these rows."""
