@@ -18,7 +18,7 @@ from tests.conformance import node_part
 from tests.conformance.asking import Server
 from tests.conformance.dialects import DIALECTS
 from tests.conformance.features import NotHere
-from tests.conformance.table import MATRIX, cells, markdown
+from tests.conformance.table import begun, cells, markdown
 
 
 def main() -> int:
@@ -52,11 +52,14 @@ def main() -> int:
 def ask(server: Server, only: str) -> tuple[dict[tuple[str, str], str], list[str]]:
     """What each cell says, and why those that fail do."""
     found, reasons = {}, []
-    for feature, column in cells():
-        if only.lower() not in f"{feature} {column} {DIALECTS[column].title}".lower():
-            continue
+    chosen = [
+        (feature, column)
+        for feature, column in cells()
+        if only.lower() in f"{feature} {column} {DIALECTS[column].title}".lower()
+    ]
+    for (feature, column), asked in begun(server, chosen).items():
         try:
-            MATRIX[feature][column](server, DIALECTS[column])
+            asked.result()
             found[feature, column] = "yes"
         except NotHere:
             found[feature, column] = "·"

@@ -3,7 +3,8 @@
 To add a feature: a row here, its check in `features.py` or `own_features.py`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from tests.conformance import features as all_have
 from tests.conformance import own_features as own
@@ -83,6 +84,16 @@ def cells() -> Iterator[tuple[str, str]]:
     """(feature, protocol) of every check."""
     for feature, row in MATRIX.items():
         yield from ((feature, column) for column in DIALECTS if column in row)
+
+
+def begun(
+    server: Server, some: Iterable[tuple[str, str]], at_once: int = 8
+) -> dict[tuple[str, str], Future[None]]:
+    """The checks of these cells, several at a time: their requests share the steps of the model."""
+    pool = ThreadPoolExecutor(at_once)
+    found = {cell: pool.submit(MATRIX[cell[0]][cell[1]], server, DIALECTS[cell[1]]) for cell in some}
+    pool.shutdown(wait=False)
+    return found
 
 
 def markdown(shown: Callable[[str, str], str]) -> str:
