@@ -15,6 +15,7 @@ from worker.quantize.recipe import Recipe, Size
 
 CARD, README, SENSITIVITY = "mlxd.json", "README.md", "sensitivity.json"
 _OWN = (INDEX, CARD, README, SENSITIVITY, "config.json")
+_COPIED = (".json", ".jsonl", ".jinja", ".txt", ".model", ".tiktoken", ".py", ".md", "")
 _SMALL = 1 << 20
 _QUIET = ("rotary_emb", "lm_head", "ranges")
 """Parts that are left out without a word: nothing is missing without them."""
@@ -35,9 +36,9 @@ def write_index(weight_map: Mapping[str, str], size: Size, folder: Path) -> None
 
 
 def copy_rest(path: Path, folder: Path) -> None:
-    """Tokenizer, template, generation settings, licence: everything at the source that is no weight."""
+    """Tokenizer, template, generation settings, licence; not what others made of the model, which lies beside it."""
     for file in sorted(path.iterdir()):
-        if file.is_file() and file.suffix not in (".safetensors", ".gguf", ".bin") and file.name not in _OWN:
+        if file.is_file() and file.suffix in _COPIED and file.name not in _OWN and file.name[0] != ".":
             shutil.copyfile(file, folder / file.name)
         elif file.is_dir() and not file.name.startswith("."):
             _copy_settings(file, folder / file.name)

@@ -17,7 +17,7 @@ from tests.worker.models.running import one_case_a_family
 from tests.worker.quantize.lab import logits, run_job, tensors_of
 from worker.measure.compare import measure
 from worker.measure.texts import pieces
-from worker.quantize.layout import open_source
+from worker.quantize.layout import layer_of, open_source
 from worker.quantize.recipe import general_scheme, matrices, size_of, uniform
 from worker.quantize.sensitivity import Progress, measure_all
 
@@ -35,13 +35,21 @@ def sensitivity(folder: Path) -> dict[str, Any]:
 
 
 def fragile(folder: Path) -> Path:
-    """Eight layers, of which the sixth writes ten times as loud."""
+    """Eight layers, of which the sixth has a channel in every group that is 30 times as loud and a norm that makes up
+    for it: the same function, and steps between the values of a group that are 30 times as wide.
+    """
     config, seed = case("llama_tied")
     config = {**config, "num_hidden_layers": 8}
     write_model(config, seed, folder)
     tensors = tensors_of(folder)
-    for name in ("self_attn.o_proj", "mlp.down_proj"):
-        tensors[f"model.layers.5.{name}.weight"] *= 10
+    loud = mx.where(mx.arange(config["hidden_size"]) % 32 == 0, 30.0, 1.0)
+    for norm, readers in (
+        ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+        ("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj")),
+    ):
+        tensors[f"model.layers.5.{norm}.weight"] /= loud
+        for reader in readers:
+            tensors[f"model.layers.5.{reader}.weight"] *= loud
     mx.eval(tensors)
     mx.save_safetensors(str(folder / "model.safetensors"), tensors, {"format": "pt"})
     return folder
@@ -50,11 +58,17 @@ def fragile(folder: Path) -> Path:
 def test_quantize_gives_a_fragile_layer_more_bits(tmp_path: Path) -> None:
     model = fragile(tmp_path / "model")
     run_job(spec_for(model, target_bpw=5.8, candidate_bits=[3, 4, 6, 8]), tmp_path / "out")
-    by_layer: dict[str, list[int]] = {}
+    by_layer: dict[int | None, list[int]] = {}
     for module, one in sensitivity(tmp_path / "out")["modules"].items():
-        by_layer.setdefault(module.split(".")[2], []).append(one["bits"])
-    mean = {layer: sum(bits) / len(bits) for layer, bits in by_layer.items() if layer.isdigit()}
-    assert max(mean, key=mean.__getitem__) == "5"
+        if not module.endswith(("o_proj", "down_proj")):  # of those that read from the loud norms
+            by_layer.setdefault(layer_of(f"{module}."), []).append(one["bits"])
+    mean = {layer: sum(bits) / len(bits) for layer, bits in by_layer.items() if layer is not None}
+    assert len(mean) == 8
+    inner = [bits for layer, bits in mean.items() if layer not in (0, 5, 7)]
+    assert mean[5] > max(inner) + 1
+    modules = sensitivity(tmp_path / "out")["modules"]
+    fifth, third = (modules[f"model.layers.{layer}.self_attn.v_proj"]["kl"]["4"] for layer in (5, 3))
+    assert fifth > 10 * third
 
 
 @pytest.mark.parametrize("case_name", one_case_a_family())

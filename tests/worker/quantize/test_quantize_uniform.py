@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.convert import convert
+from mlx_lm.utils import load_model as load_theirs
 
 from shared.checkpoint import inspect
 from shared.lab import Quantize
@@ -137,6 +138,7 @@ def test_experts_of_gpt_oss_stay_as_they_were_trained(tmp_path: Path) -> None:
         words = before[f"{name}.down_proj_blocks"].view(mx.uint32).flatten(-2)
         assert raw(made[f"{name}.down_proj.weight"]) == raw(words)
     assert np.abs(logits(tmp_path / "out", "gpt_oss") - logits(model, "gpt_oss")).max() < 0.1
+    load_theirs(tmp_path / "out")
     again = Quantize(model=str(tmp_path / "out"), bits=4, group_size=32, measure=False)
     run_job(again, tmp_path / "again")
     assert raw(tensors_of(tmp_path / "again")[f"{name}.up_proj.weight"]) == raw(
