@@ -18,24 +18,25 @@ Share = Annotated[float, Meta(ge=0, lt=1)]
 class Quantize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="quantize"):
     """Quantize a model directory to another, shard by shard.
 
-    `target_bpw`: bits a weight on average; then each module gets one of `candidate_bits` by how much it matters, else
-    all get `bits`. `calibration`: a text or JSONL file ("" = the text that comes along), cut into `num_calibration`
-    pieces of `calibration_tokens`. `rotate`: turn the residual stream by a random Hadamard matrix of `rotation_seed`
-    first. `measure`: tell KL and perplexity against the source in the model card.
+    `bits`, `group_size` None: what `mode` has, 4 in groups of 64 if that is affine. `target_bpw`: bits a weight on
+    average, of the whole model; then each module gets one of `candidate_bits` by how much it matters, else all get
+    `bits`. `calibration`: a text or JSONL file ("" = the text that comes along), of which `num_calibration` pieces of
+    `calibration_tokens` are looked at. `rotate`: turn the residual stream by a random Hadamard matrix of
+    `rotation_seed` first. `measure`: tell KL and perplexity against the source in the model card.
     """
 
     model: str  # path of the model directory
     model_id: str = ""  # for the card
     mode: Mode = "affine"
-    bits: Bits = 4
-    group_size: Literal[16, 32, 64, 128] = 64
+    bits: Bits | None = None
+    group_size: Literal[16, 32, 64, 128] | None = None
     target_bpw: Annotated[float, Meta(gt=1, le=16)] | None = None
     candidate_bits: Annotated[list[Bits], Meta(min_length=2)] = msgspec.field(default_factory=lambda: [4, 8])
     calibration: str = ""
-    num_calibration: Annotated[int, Meta(ge=1, le=1024)] = 8
-    calibration_tokens: Annotated[int, Meta(ge=16, le=8192)] = 512
+    num_calibration: Annotated[int, Meta(ge=1, le=1024)] = 4
+    calibration_tokens: Annotated[int, Meta(ge=16, le=8192)] = 128
     rotate: bool = False
-    rotation_seed: int = 42
+    rotation_seed: Annotated[int, Meta(ge=0, lt=2**32)] = 42
     measure: bool = True
 
 

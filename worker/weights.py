@@ -29,9 +29,9 @@ Progress = Callable[[int, int], None]
 GROUP_BYTES = 64 << 20
 """How much is evaluated between two progress reports."""
 
-_DEFAULT_SCHEME = {"affine": (4, 64), "mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
-_AFFINE_BITS = (2, 3, 4, 5, 6, 8)
-_AFFINE_GROUPS = (32, 64, 128)
+DEFAULT_SCHEME = {"affine": (4, 64), "mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
+AFFINE_BITS = (2, 3, 4, 5, 6, 8)
+AFFINE_GROUPS = (32, 64, 128)
 
 
 def materialise(arrays: Sequence[mx.array], on_progress: Progress | None) -> int:
@@ -52,30 +52,52 @@ def materialise(arrays: Sequence[mx.array], on_progress: Progress | None) -> int
     return total
 
 
+def unread_tensors(checkpoint: Checkpoint) -> dict[str, mx.array]:
+    """Everything in the files by name; each is read when it is first evaluated. Raises `Refused` (bad_checkpoint)."""
+    found: dict[str, mx.array] = {}
+    for shard in checkpoint.shards:
+        path = Path(checkpoint.path) / shard.file
+        try:
+            loaded = mx.load(str(path), format="safetensors")
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise refuse(ErrorCode.BAD_CHECKPOINT, f"{path}: cannot be read ({reason})") from None
+        assert isinstance(loaded, dict)
+        found.update(loaded)
+    return found
+
+
+def written_scheme(quantization: Mapping[str, Any], module: str) -> dict[str, Any]:
+    """What config.json says of the quantization of `module`: its own entry, and the general one for what that lacks.
+
+    An entry with sizes and without a mode is affine, as mlx-lm reads it, whatever the general mode is.
+    """
+    own = quantization.get(module)
+    if not isinstance(own, dict):
+        return dict(quantization)
+    sized = {"mode": "affine"} if own.keys() & {"bits", "group_size"} else {}
+    return {**quantization, **sized, **own}
+
+
 class Weights:
     """Tensors of a checkpoint by name, each to be taken once. `dtype`: what floating point tensors become.
 
-    `linears`: the projections that were taken, by their modules. `parts`: of modules that were split, the names and
-    rows of their parts.
+    `tensors`: those to take instead of what is in the files. `linears`: the projections that were taken, by their
+    modules. `parts`: of modules that were split, the names and rows of their parts.
     """
 
-    def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: mx.Dtype, tensors: Mapping[str, mx.array] | None = None
+    ) -> None:
         self.checkpoint = checkpoint
         self.dtype = dtype
         self.linears: dict[str, Linear] = {}
         self.parts: dict[str, Mapping[str, int]] = {}
-        self._tensors: dict[str, mx.array] = {}
+        self._tensors: dict[str, mx.array] = dict(tensors or {})
         self._taken: list[mx.array] = []
         self._quantization: dict[str, Any] = dict(checkpoint.config.get("quantization") or {})
-        for shard in checkpoint.shards:
-            path = Path(checkpoint.path) / shard.file
-            try:
-                loaded = mx.load(str(path), format="safetensors")
-            except RuntimeError as error:
-                reason = str(error).splitlines()[0]
-                raise refuse(ErrorCode.BAD_CHECKPOINT, f"{path}: cannot be read ({reason})") from None
-            assert isinstance(loaded, dict)
-            self._tensors.update(loaded)
+        if tensors is None:
+            self._tensors = unread_tensors(checkpoint)
 
     def rename(self, change: Callable[[str], str | None]) -> None:
         """Give every tensor a new name; None drops it. For a family's checkpoint quirks.
@@ -212,22 +234,22 @@ class Weights:
             return None
         if not self._quantization:
             raise self.bad(f"{module} has scales, but config.json has no quantization entry")
-        given = {**self._quantization, **(override if isinstance(override, dict) else {})}
+        given = written_scheme(self._quantization, module)
         mode = given.get("mode", "affine")
-        if mode not in _DEFAULT_SCHEME:
-            known = ", ".join(_DEFAULT_SCHEME)
+        if mode not in DEFAULT_SCHEME:
+            known = ", ".join(DEFAULT_SCHEME)
             raise refuse(
                 ErrorCode.UNSUPPORTED,
                 f"{self.checkpoint.path}: {module} has quantization mode {mode!r}; known are {known}",
             )
         bits, group = (
-            given.get("bits", _DEFAULT_SCHEME[mode][0]),
-            given.get("group_size", _DEFAULT_SCHEME[mode][1]),
+            given.get("bits", DEFAULT_SCHEME[mode][0]),
+            given.get("group_size", DEFAULT_SCHEME[mode][1]),
         )
         allowed = (
-            bits in _AFFINE_BITS and group in _AFFINE_GROUPS
+            bits in AFFINE_BITS and group in AFFINE_GROUPS
             if mode == "affine"
-            else (bits, group) == _DEFAULT_SCHEME[mode]
+            else (bits, group) == DEFAULT_SCHEME[mode]
         )
         if not allowed:
             raise refuse(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shared.jobs import ImportGguf, JobSpec, NoopJob, PullRepo
-from shared.lab import Fuse, MergeAdapters
+from shared.lab import Fuse, MergeAdapters, Quantize
 
 
 class Kind(NamedTuple):
@@ -24,6 +24,7 @@ KINDS: dict[type[JobSpec], Kind] = {
     ImportGguf: Kind(),
     Fuse: Kind(),
     MergeAdapters: Kind(),
+    Quantize: Kind(resumable=True, grows="quantize"),
     # The hub's names are the same in any case, and so are those of the cache on a Mac.
     PullRepo: Kind(resumable=True, grows="download", exclusive=lambda spec: f"pull {spec.repo.lower()}"),
 }

@@ -21,6 +21,7 @@ from shared.tensor_headers import TensorInfo
 from worker.adapters.mount import pair
 from worker.jobs.context import JobContext, make_scratch, publish, require_space
 from worker.jobs.safetensors_writer import Buffer, Planned, write_file
+from worker.weights import written_scheme
 
 PIECE = 8 << 20
 CARD = "mlxd.json"
@@ -71,8 +72,7 @@ class Source:
 
     def how(self, module: str) -> dict[str, Any]:
         """Mode, bits and group of a quantized module."""
-        own = self.scheme.get(module)
-        given = {**self.scheme, **(own if isinstance(own, dict) else {})}
+        given = written_scheme(self.scheme, module)
         return {
             "mode": "affine",
             **{key: given[key] for key in ("group_size", "bits", "mode") if key in given},

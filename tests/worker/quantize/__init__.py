@@ -1,0 +1,1 @@
+"""Quantizing: the numbers, the bytes, and the job as a whole."""

@@ -1,0 +1,1 @@
+"""Quantizing a model: which weights get how many bits, and the files of the result."""
