@@ -103,14 +103,21 @@ class MergeAdapters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Dataset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="dataset"):
-    """Build a data set by a template. `url`: of the server that answers where the template asks a model."""
+    """Build a data set by a template of `shared/lab_templates.py`, whose fields are `inputs`.
+
+    `url`: of the server that answers where the template asks a model; `streams`: requests at once. `deduplicate`: keep
+    one of rows whose texts are the same but for case, white space and punctuation.
+    """
 
     template: str
     inputs: dict[str, Any] = {}
-    model: str = ""  # a name, as clients of the server write it
+    model: str = ""  # a name, as clients of the server write it; "" = its default
     seed: Annotated[int, Meta(ge=0)] = 42
     url: str = ""
     deduplicate: bool = True
+    temperature: Annotated[float, Meta(ge=0, le=5)] = 0.7
+    max_tokens: Positive = 512  # of an answer
+    streams: Annotated[int, Meta(ge=1, le=64)] = 4
 
 
 class Evaluate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="evaluate"):
