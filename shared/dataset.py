@@ -93,6 +93,27 @@ def read(folder: str | os.PathLike[str], *, split: bool = True) -> DataSet:
     return DataSet(report.format, train[:cut], train[cut:], report.held_out)
 
 
+def read_rows(path: Path) -> list[Row]:
+    """The rows of one file of any format. Raises `Refused` (invalid_request), as `read`."""
+    found, rows = _Findings(), list[Row]()
+    try:
+        found.look_through(path, rows)
+    except OSError as error:
+        raise refuse(
+            ErrorCode.INVALID_REQUEST, f"{path}: cannot be read ({error.strerror})", param="data"
+        ) from None
+    fault = (
+        found.verdict(path.parent, len(rows))
+        if found.faults
+        else ""
+        if rows
+        else f"{path}: there are no rows"
+    )
+    if fault:
+        raise refuse(ErrorCode.INVALID_REQUEST, fault, param="data")
+    return rows
+
+
 def _read(folder: Path, into: dict[str, list[Row]] | None) -> Report:
     found = _Findings()
     counts: dict[str, int] = {}
