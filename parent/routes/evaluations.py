@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qs
 
 import msgspec
@@ -31,6 +31,13 @@ class EvaluationList(msgspec.Struct, frozen=True, kw_only=True):
 
     ok: bool = True
     evaluations: list[Evaluation]
+
+
+class EvaluateBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`POST /api/evaluations`: what is common; the other fields are those of `Evaluate` and `Benchmark`, in names."""
+
+    kind: Literal["evaluate", "benchmark"] = "evaluate"
+    model: str = ""
 
 
 class EvaluationRoutes:

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -41,6 +42,15 @@ class PushBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     private: bool = True
 
 
+class Pushed(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer. `url`: where it will be."""
+
+    ok: bool = True
+    job_id: str
+    url: str
+    job: dict[str, Any]
+
+
 class PushRoutes:
     """The routes. `settings` gives those in force now."""
 
@@ -71,7 +81,7 @@ class PushRoutes:
             kind="dataset" if kind == "dataset" else "model",
         )
         job = await self.queue.submit(spec)
-        answer = {"ok": True, "job_id": job.id, "url": url_of(body.repo_id, spec.kind), "job": view(job)}
+        answer = Pushed(job_id=job.id, url=url_of(body.repo_id, spec.kind), job=view(job))
         await asgi.respond(send, 202, msgspec.json.encode(answer))
 
     async def _folder(self, kind: str, body: PushBody) -> Path:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,16 +55,6 @@ class Outcome(NamedTuple):
     output: str = ""
 
 
-@functools.cache
-def require() -> None:
-    """Raises `Refused` (unsupported) where this platform cannot hold code back; what it can is tried out once."""
-    if (reason := missing()) or (reason := _leak()):
-        raise refuse(
-            ErrorCode.UNSUPPORTED,
-            f"generated code is run only in a sandbox, and there is none here: {reason}; use another template",
-        )
-
-
 def missing(platform: str = sys.platform) -> str:
     """What this platform lacks; "" = nothing that is known."""
     if platform.startswith("linux"):
@@ -71,6 +62,16 @@ def missing(platform: str = sys.platform) -> str:
     if platform == "darwin":
         return "" if os.access(_SANDBOX_EXEC, os.X_OK) else f"{_SANDBOX_EXEC} is missing"
     return f"{platform} has no way that is known"
+
+
+@functools.cache
+def require(lacks: Callable[[], str] = missing) -> None:
+    """Raises `Refused` (unsupported) where this platform cannot hold code back; what it can is tried out once."""
+    if (reason := lacks()) or (reason := _leak()):
+        raise refuse(
+            ErrorCode.UNSUPPORTED,
+            f"generated code is run only in a sandbox, and there is none here: {reason}; use another template",
+        )
 
 
 def _leak() -> str:
