@@ -1,5 +1,6 @@
 """Data sets of the hub: pages of its viewer, what of them becomes a row, and why it refuses."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -129,15 +130,27 @@ def test_a_gated_dataset_needs_a_token_that_is_told_to_nobody(
     assert "hf_wrong" not in str(refused.value)
 
 
-def test_a_dataset_viewer_that_is_busy_is_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dataset_viewer_that_is_busy_is_asked_again() -> None:
+    waits: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        waits.append(seconds)
+
+    async def rows_from(url: str) -> Any:
+        viewer = viewers.Viewer(pause, url=url, key="")
+        try:
+            query: dict[str, str | int] = {"dataset": "org/set", "offset": 0, "length": 2}
+            return await viewer.fetch("/rows", query)
+        finally:
+            await viewer.close()
+
     with Viewer(source(3)) as viewer:
-        viewer.statuses = [(503, {}), (500, {})]
-        assert len(everything(imported(viewer, tmp_path / "a", monkeypatch))) == 3
+        viewer.statuses = [(503, {"retry-after": "4"}), (500, {})]
+        assert len(asyncio.run(rows_from(viewer.url))["rows"]) == 2
+        assert waits == [4.0, 2.0]
         viewer.statuses = [(503, {})] * 9
         with pytest.raises(Refused, match="answers 503") as refused:
-            imported(viewer, tmp_path / "b", monkeypatch)
+            asyncio.run(rows_from(viewer.url))
     assert refused.value.failure.retry_after_s is not None
 
 
