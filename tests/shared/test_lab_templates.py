@@ -1,5 +1,7 @@
 """The forms of data set templates: what they take, what is filled in, and how every field at fault is named."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,3 +92,11 @@ def test_dataset_inputs_get_defaults_and_numbers_may_be_texts() -> None:
         checked_inputs("hf_dataset_import", {"hf_id": "org/set", "output_format": "csv"})
     with pytest.raises(Refused, match="must be one of python"):
         checked_inputs("verified_code", {"specs": "a", "language": "rust"})
+
+
+def test_every_dataset_template_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "lab.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)` \| (●?) ?\| ", page, re.MULTILINE)
+    assert {(name, bool(mark)) for name, mark in listed if name in TEMPLATES} == {
+        (template.id, template.needs_llm) for template in TEMPLATES.values()
+    }
