@@ -254,8 +254,8 @@ class Application:
         self._soon(self.evaluations.take(job, self.jobs.store))
 
     def _token_changed(self) -> None:
-        self._jobs_env.pop("HF_TOKEN_PATH", None)
-        self._jobs_env.update(self.token.env())
+        self._jobs_env.clear()
+        self._jobs_env.update({**(self._worker_env or {}), **self.token.env()})
 
     def _look(self) -> None:
         self._soon(self.pool.look())

@@ -219,8 +219,8 @@ _ALL = (
 
 TEMPLATES: dict[str, Template] = {template.id: template for template in _ALL}
 
-MOST_TEXT = 64 << 20
-"""Characters of all inputs together."""
+MOST_TEXT = 8 << 20
+"""Characters of all inputs together: they are one row of the database, and one message to a worker."""
 
 
 def template_of(template_id: str) -> Template:

@@ -42,7 +42,7 @@ async def _kept(settings: Settings, one: Evaluation) -> list[Evaluation]:
 
 
 def measure_there(running: Running, body: dict[str, Any]) -> list[Evaluation]:
-    """Have the server do it, and watch. Ctrl-C cancels it there. -> as `measure_here`."""
+    """Have the server do it, and watch. Ctrl-C leaves it to the server. -> as `measure_here`."""
     job = call(running, "POST", "/api/evaluations", body)["job"]
     progress = Progress()
     try:

@@ -18,7 +18,7 @@ from shared.version import VERSION
 KINDS: tuple[type[JobSpec], ...] = (Evaluate, Benchmark)
 RESULT = "result"
 """The kind of the event that holds what a job found."""
-_NOT_WHAT = {"type", "model", "model_id", "url", "adapter"}
+_NOT_WHAT = {"model", "model_id", "url", "adapter"}
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +111,7 @@ def evaluation_of(
         model = spec.model_id or spec.model
         if spec.adapter:
             model = f"{model}:{spec.adapter.rstrip('/').rpartition('/')[2]}"
-    settings = msgspec.to_builtins(spec)
+    settings = msgspec.structs.asdict(spec)  # defaults too: they may be others one day
     return Evaluation(
         job_id=job_id,
         kind=kinds.tag_of(spec),

@@ -1,6 +1,6 @@
 """The token for the hub that a person gave us: a file of 0600 in the data folder, for workers to read, told to nobody.
 
-`huggingface_hub` takes `HF_TOKEN` first, then the file that `HF_TOKEN_PATH` names; so workers get that variable.
+`huggingface_hub` takes `HF_TOKEN` first, then the file that `HF_TOKEN_PATH` names; so workers get these variables.
 """
 
 import contextlib
@@ -24,8 +24,10 @@ class HubToken:
         return self.path.is_file()
 
     def env(self) -> dict[str, str]:
-        """Variables for workers."""
-        return {"HF_TOKEN_PATH": str(self.path)} if self.is_kept() else {}
+        """Variables for workers: what was given to us counts before what the user's environment says."""
+        if not self.is_kept():
+            return {}
+        return {"HF_TOKEN": "", "HUGGING_FACE_HUB_TOKEN": "", "HF_TOKEN_PATH": str(self.path)}
 
     def has_any(self, environ: Mapping[str, str] = os.environ, home: Path | None = None) -> bool:
         """Whether a worker finds one, ours or the user's."""

@@ -5,14 +5,16 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from parent.db import Database
 from parent.jobs.evaluations import RESULT, Evaluation, Evaluations, compared, evaluation_of
 from parent.jobs.states import Event
 from parent.jobs.store import Jobs, Owner
+from parent.jobs.view import view
 from shared.jobs import JobSpec, NoopJob
-from shared.lab import Benchmark, Evaluate
+from shared.lab import Benchmark, Dataset, Evaluate
 from shared.version import VERSION
 
 EVALUATE = Evaluate(model="/models/tiny", model_id="org/tiny", adapter="/adapters/mine/", num_samples=4)
@@ -50,7 +52,9 @@ def test_what_a_lab_job_found_is_kept_with_what_it_was_asked(tmp_path: Path) -> 
         await table.take(job, jobs)
         [one] = await table.find()
         assert (one.job_id, one.kind, one.model) == (job.id, "evaluate", "org/tiny:mine")
-        assert one.what == {"num_samples": 4}
+        assert one.what["num_samples"] == 4
+        assert one.what["sequence_length"] == 512
+        assert not one.what.keys() & {"model", "model_id", "adapter", "url"}
         assert (one.numbers, one.details) == ({"perplexity": 12.5}, {"points": [1]})
         assert one.versions == {"mlxd": VERSION, "mlx": "1"}
         assert (one.summary, one.at, one.before) == ("a summary", 7.0, None)
@@ -77,6 +81,18 @@ def test_lab_results_that_a_dead_server_did_not_keep_are_kept_by_the_next(tmp_pa
 
     using(tmp_path, first)
     using(tmp_path, second)
+
+
+def test_a_lab_job_is_shown_without_the_length_of_its_texts(tmp_path: Path) -> None:
+    async def work(table: Evaluations, jobs: Jobs) -> None:
+        short = Dataset(template="sft_qa_pairs", inputs={"pairs_text": "Q: a\nA: b"})
+        long = Dataset(template="sft_qa_pairs", inputs={"pairs_text": "x" * 20_000})
+        for spec, text in ((short, "Q: a\nA: b"), (long, f"{'x' * 200}… (20000 characters)")):
+            shown = msgspec.json.decode(msgspec.json.encode(view(await jobs.create(spec))))
+            assert shown["spec"]["inputs"] == {"pairs_text": text}
+            assert shown["spec"]["template"] == "sft_qa_pairs"
+
+    using(tmp_path, work)
 
 
 def measured(at: float, value: float, **more: Any) -> Evaluation:
@@ -107,4 +123,4 @@ def test_a_lab_result_is_compared_with_the_one_before_of_the_same_kind() -> None
 )
 def test_a_lab_result_is_of_the_model_as_people_call_it(spec: Evaluate | Benchmark, model: str) -> None:
     one = evaluation_of(spec, {}, job_id="j", summary="", at=0)
-    assert (one.model, one.what, one.numbers) == (model, {}, {})
+    assert (one.model, one.numbers) == (model, {})

@@ -15,7 +15,11 @@ def test_a_lab_token_is_kept_for_its_user_alone(tmp_path: Path) -> None:
     token.keep("  hf_one\n")
     assert token.path.read_text() == "hf_one"
     assert stat.S_IMODE(token.path.stat().st_mode) == 0o600
-    assert token.env() == {"HF_TOKEN_PATH": str(tmp_path / "data" / "hf-token")}
+    assert token.env() == {
+        "HF_TOKEN": "",
+        "HUGGING_FACE_HUB_TOKEN": "",
+        "HF_TOKEN_PATH": str(tmp_path / "data" / "hf-token"),
+    }
     token.path.chmod(0o644)
     token.keep("hf_two")
     assert stat.S_IMODE(token.path.stat().st_mode) == 0o600

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 _BULLET = re.compile(r"^\s*(?:[-*•–]|\(?\d{1,3}[.):]|[a-zA-Z][.)])\s+")
@@ -34,7 +34,7 @@ def sections(text: str) -> list[Piece]:
     return list(_blocks(text, lambda line: bool(re.fullmatch(r"\s*-{3,}\s*", line))))
 
 
-def _blocks(text: str, is_border: Any) -> Iterator[Piece]:
+def _blocks(text: str, is_border: Callable[[str], bool]) -> Iterator[Piece]:
     begin, held = 1, list[str]()
     for number, line in enumerate([*text.splitlines(), None], 1):
         if line is not None and not is_border(line):

@@ -46,12 +46,20 @@ class Viewer:
     ) -> None:
         self.url = url or endpoint()
         self._pause = pause
-        self._key = token() if key is None else key
-        headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
-        self._http = httpx2.AsyncClient(trust_env=True, timeout=60.0, headers=headers)
+        self._given = key
+        self._key = ""
+        self._http: httpx2.AsyncClient | None = None  # most templates need none
 
     async def close(self) -> None:
-        await self._http.aclose()
+        if self._http is not None:
+            await self._http.aclose()
+
+    def _client(self) -> httpx2.AsyncClient:
+        if self._http is None:
+            self._key = token() if self._given is None else self._given
+            headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
+            self._http = httpx2.AsyncClient(timeout=60.0, headers=headers)
+        return self._http
 
     async def fetch(self, path: str, query: Mapping[str, str | int]) -> Any:
         """A JSON object. Raises `Refused`: hub (with `retry_after_s` where trying again may help), invalid_request."""
@@ -59,7 +67,7 @@ class Viewer:
         while True:
             patience = 0.0
             try:
-                answer = await self._http.get(f"{self.url}{path}", params=dict(query))
+                answer = await self._client().get(f"{self.url}{path}", params=dict(query))
             except httpx2.InvalidURL as error:
                 raise refuse(ErrorCode.HUB, f"{self.url} is no address: {error}") from None
             except httpx2.TransportError as error:

@@ -39,10 +39,11 @@ async def work_off(
     Raises what it or the first unit that fails raises; then nothing runs any more.
     """
     waiting = (number for number in range(len(plan.units)) if number not in journal.done)
+    prefix = _Prefix(plan, journal.done)
 
     async def stream(waiting: Iterator[int]) -> None:
         for number in waiting:
-            if number >= needed(plan, journal.done):
+            if prefix.has_enough():
                 return
             check()
             made = await _one(plan.units[number], make, kit.of(number))
@@ -69,6 +70,20 @@ async def work_off(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Prefix:
+    """The first units as far as all are done, counted on, because a plan may have very many."""
+
+    def __init__(self, plan: Plan, done: dict[int, Made]) -> None:
+        self._plan, self._done, self._next, self._rows = plan, done, 0, 0
+
+    def has_enough(self) -> bool:
+        """Whether they have the rows of the plan's limit."""
+        while self._next in self._done and (not self._plan.limit or self._rows < self._plan.limit):
+            self._rows += len(self._done[self._next].rows)
+            self._next += 1
+        return bool(self._plan.limit) and self._rows >= self._plan.limit
 
 
 async def _one(unit: Unit, make: Make, kit: Kit) -> Made:
