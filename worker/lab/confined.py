@@ -11,13 +11,14 @@ import json
 import os
 import platform
 import resource
+import signal
 import sys
 from typing import Any
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 if sys.platform.startswith("linux"):
     _LIBC.prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
-_NO_NEW_PRIVS, _SECCOMP, _FILTER = 38, 22, 2
+_DEATH_SIGNAL, _NO_NEW_PRIVS, _SECCOMP, _FILTER = 1, 38, 22, 2
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # Landlock's, the same on every architecture
 
 # Landlock's rights, by bit (linux/landlock.h).
@@ -76,6 +77,7 @@ _DENIED_EVERYWHERE = (424, 425, 426, 427, 428, 429, 430, 431, 432, 433, 434, 438
 # pidfd_send_signal, io_uring, open_tree to fspick, pidfd_open, pidfd_getfd, process_madvise, mount_setattr, fchmodat2
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
+_PRCTL = {"x86_64": 157, "aarch64": 167}
 _PRLIMIT = {"x86_64": 302, "aarch64": 261}
 _ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _THREAD = 0x00010000
@@ -152,6 +154,15 @@ def limit(limits: dict[str, Any]) -> None:
                 raise
 
 
+def die_with_parent(parent: int, alarm_s: int) -> None:
+    """Whoever started this may be killed: nobody would be left to end what runs here."""
+    signal.alarm(alarm_s)
+    if sys.platform.startswith("linux"):
+        _checked(_LIBC.prctl(_DEATH_SIGNAL, signal.SIGKILL, None, 0, 0))
+    if os.getppid() != parent:  # it was killed before this
+        raise SystemExit(1)
+
+
 def wall_off_files(folder: str, readable: list[str]) -> None:
     """Landlock: everything below `folder`, the readable paths to read and to run, nothing else. Raises OSError."""
     version = landlock_version()
@@ -187,7 +198,13 @@ def filter_of(machine: str) -> list[Instruction]:
         steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _EPERM)]
     # What clone3 is asked for cannot be looked at from here: without it the C library takes clone.
     steps += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ENOSYS)]
-    for number, test in ((_CLONE[machine], (_HAS, 0, 1, _THREAD)), (_PRLIMIT[machine], (_EQUAL, 0, 1, 0))):
+    # By the first argument: threads and no processes; limits of its own; no longer life than its parent's.
+    tests: list[tuple[int, Instruction]] = [
+        (_CLONE[machine], (_HAS, 0, 1, _THREAD)),
+        (_PRLIMIT[machine], (_EQUAL, 0, 1, 0)),
+        (_PRCTL[machine], (_EQUAL, 1, 0, _DEATH_SIGNAL)),
+    ]
+    for number, test in tests:
         steps += [
             (_EQUAL, 0, 4, number),
             (_LOAD, 0, 0, 16),
@@ -219,7 +236,9 @@ def main(arguments: list[str]) -> None:
         print(missing())
         return
     limits, folder, *program = arguments
-    limit(json.loads(limits))
+    wanted = json.loads(limits)
+    die_with_parent(wanted["parent"], wanted["alarm_s"])
+    limit(wanted)
     if sys.platform.startswith("linux"):
         _checked(_LIBC.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))
         libraries = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache"]

@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,8 @@ TIMEOUT_S = 10.0
 MEMORY_BYTES = 1 << 30
 FILE_BYTES = 16 << 20
 DISK_BYTES = 64 << 20
+ALARM_AFTER_S = 5
+"""Should nobody be left to end it, it ends so long after its time."""
 _LOOK_S = 0.02
 _ERRORS = 300  # characters
 _CONFINED = Path(__file__).with_name("confined.py")
@@ -38,7 +41,7 @@ def held(what, attempt):
     except (OSError, AttributeError):
         return
     raise SystemExit(f"{what} is not held back")
-held("the network", lambda: socket.socket().connect(("127.0.0.1", 9)))
+held("the network", lambda: socket.create_connection(("127.0.0.1", %(port)d), 5).close())
 held("a process of its own", os.fork)
 held("reading files", lambda: open(%(secret)r).close())
 held("writing files", lambda: open(%(beside)r, "w").close())
@@ -80,7 +83,10 @@ def _leak() -> str:
     try:
         secret = folder / "secret"
         secret.write_text("x")
-        problem = run(_PROBE % {"secret": str(secret), "beside": str(folder / "beside")}).problem
+        with socket.create_server(("127.0.0.1", 0)) as listener:  # somebody whom it could reach
+            port = listener.getsockname()[1]
+            names = {"secret": str(secret), "beside": str(folder / "beside"), "port": port}
+            problem = run(_PROBE % names).problem
         return problem or ("" if secret.exists() else "a file was removed")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -167,7 +173,13 @@ def _reason(code: int, errors: bytes) -> str:
 
 
 def _command(folder: Path, timeout_s: float) -> list[str]:
-    limits = {"cpu_s": int(timeout_s) + 1, "memory": MEMORY_BYTES, "file": FILE_BYTES}
+    limits = {
+        "parent": os.getpid(),
+        "cpu_s": int(timeout_s) + 1,
+        "alarm_s": int(timeout_s) + ALARM_AFTER_S,
+        "memory": MEMORY_BYTES,
+        "file": FILE_BYTES,
+    }
     inner = [*_python(), str(_CONFINED), json.dumps(limits), str(folder), *_python(), "program.py"]
     if sys.platform == "darwin":
         return [_SANDBOX_EXEC, "-p", profile(folder), *inner]

@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from shared.errors import Refused
+from tests.process.harness import is_running, until
 from tests.worker.lab.building import drops_of, made, rows_of
 from worker.lab import sandbox
 from worker.lab.confined import filter_of
@@ -56,6 +58,7 @@ HARMFUL = {
     "raising its own limits": "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))",
     "rights": "import os; open('f', 'w').close(); os.chmod('f', 0o777)",
     "links out": "import os; os.symlink('/etc/passwd', 'p'); open('p').read()",
+    "a longer life": "import ctypes; assert ctypes.CDLL(None).prctl(1, 0, 0, 0, 0) == 0",
     "too large a file": "open('f', 'wb').write(bytes(17 << 20))",
     "too many files": "fs = [open(str(n), 'w') for n in range(100)]",
 }
@@ -113,6 +116,36 @@ def test_dataset_code_that_does_not_end_is_ended() -> None:
 def test_dataset_code_that_fills_the_disk_is_ended() -> None:
     code = "n = 0\nwhile True:\n  open(str(n), 'wb').write(bytes(8 << 20)); n += 1"
     assert sandbox.run(code, timeout_s=30).problem == "wrote more than 64 MiB"
+
+
+def test_dataset_code_does_not_outlive_who_runs_it() -> None:
+    """The one who waits is killed in the middle: what runs inside is gone with it."""
+    script = (
+        "import threading, time\nfrom pathlib import Path\nfrom worker.lab import sandbox\n"
+        "code = 'import os, time\\nprint(os.getpid(), flush=True)\\ntime.sleep(99)'\n"
+        "threading.Thread(target=sandbox.run, args=(code,), kwargs={'timeout_s': 60}).start()\n"
+        "while True:\n"
+        "    for file in Path(sandbox.tempfile.gettempdir()).glob('mlxd-sandbox-*/out.txt'):\n"
+        "        if text := file.read_text():\n"
+        "            print(text, end='', flush=True)\n"
+        "            time.sleep(99)\n"
+        "    time.sleep(0.01)\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        runner = subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(sandbox.__file__).parents[2],
+            env={**os.environ, "TMPDIR": folder, "PYTHONPATH": str(Path(sandbox.__file__).parents[2])},
+        )
+        assert runner.stdout is not None
+        pid = int(runner.stdout.readline())
+        assert is_running(pid)
+        runner.kill()
+        runner.wait()
+        runner.stdout.close()
+        until(lambda: not is_running(pid), "nothing left behind")
 
 
 def test_nothing_of_dataset_code_is_left() -> None:
