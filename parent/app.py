@@ -5,6 +5,7 @@ import logging
 import platform
 import secrets
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,18 @@ from parent.admin.memory import Memory
 from parent.admin.pulls import Pulls
 from parent.admin.quarantine import Quarantine
 from parent.admin.restart import Restart
+from parent.admin.storage import Storage
 from parent.admin.workers import Workers
 from parent.bus import Bus
 from parent.db import Database
 from parent.inference.background import Background
 from parent.inference.forward import Forwarder
 from parent.inference.history import History
+from parent.jobs.evaluations import Evaluations
 from parent.jobs.queue import JobQueue
 from parent.jobs.store import Job
 from parent.keys import Door
+from parent.library.hub_token import HubToken
 from parent.library.library import Library
 from parent.library.machine import Device
 from parent.live_config import Change, LiveConfig
@@ -33,7 +37,9 @@ from parent.openapi.document import document, index
 from parent.pool.pool import Pool
 from parent.protocols import PROTOCOLS
 from parent.routes.adapters import AdapterRoutes
+from parent.routes.datasets import DatasetRoutes
 from parent.routes.embeddings import EmbeddingRoutes
+from parent.routes.evaluations import EvaluationRoutes
 from parent.routes.front import Front, not_found
 from parent.routes.health import Health
 from parent.routes.inference import InferenceRoute
@@ -41,6 +47,7 @@ from parent.routes.models import Models
 from parent.routes.ollama import OllamaRoutes
 from parent.routes.ollama_pull import OllamaPull
 from parent.routes.openapi import OpenApi
+from parent.routes.push import PushRoutes
 from parent.routes.responses import ResponsesRoutes
 from parent.routes.static import Static
 from parent.routes.text import TextRoutes
@@ -78,12 +85,15 @@ class Application:
         self.bus = Bus()
         self.db = Database(settings.data_dir)
         self.history = History(self.db, lambda: (live.settings.history_bytes, live.settings.history_ttl_s))
+        self.token = HubToken(settings.data_dir)
+        self._jobs_env = {**(worker_env or {}), **self.token.env()}  # the queue looks into it at every start
+        self.evaluations = Evaluations(self.db)
         self.jobs = JobQueue(
             self.db,
             self.bus.publish,
             on_done=self._job_done,
             worker_command=worker_command,
-            worker_env=worker_env,
+            worker_env=self._jobs_env,
         )
         self.pool = Pool(
             library,
@@ -101,7 +111,7 @@ class Application:
         self.background = Background()
         self.health = Health(self.pool, restart.boot if restart else secrets.token_hex(8), self.history)
         self._restart = restart
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.asgi = Front(
             Router(routes=self._routes(), default=not_found, redirect_slashes=False),
             Policy(settings.host, settings.allowed_hosts, platform.node()),
@@ -129,6 +139,9 @@ class Application:
         pulls, jobs = Pulls(self.jobs, lambda: self.live.settings), JobRoutes(self.jobs)
         ollama, openapi = OllamaRoutes(self.forwarder), OpenApi(document, index)
         ollama_pull = OllamaPull(self.jobs, self.bus, pulls.begin, lambda: self.live.settings)
+        datasets, push = DatasetRoutes(), PushRoutes(self.jobs, lambda: self.live.settings, self.token)
+        evaluations = EvaluationRoutes(self.evaluations, self.jobs, self.pool, lambda: self.live.settings)
+        storage = Storage(self.pool, self.jobs, lambda: self.live.settings, self.token, self._token_changed)
         table: list[tuple[str, str, asgi.App]] = [
             ("GET", "/", static.page),
             ("GET", "/static/{name:path}", static.file),
@@ -193,6 +206,17 @@ class Application:
             ("DELETE", "/api/delete", ollama.refuse),
             ("POST", "/api/finetune/merge", adapters.merge),
             ("POST", "/api/finetune/export", adapters.export),
+            ("GET", "/api/dataset/templates", datasets.templates),
+            ("POST", "/api/quantize/push", push.push),
+            ("POST", "/api/finetune/push", push.push),
+            ("POST", "/api/dataset/push", push.push),
+            ("GET", "/api/evaluations", evaluations.all),
+            ("POST", "/api/evaluations", evaluations.create),
+            ("GET", "/api/settings/hf-token", storage.token_state),
+            ("POST", "/api/settings/hf-token", storage.keep_token),
+            ("DELETE", "/api/settings/hf-token", storage.forget_token),
+            ("GET", "/api/gc/plan", storage.gc_plan),
+            ("POST", "/api/gc/execute", storage.gc_execute),
             ("GET", "/api/jobs", jobs.all),
             ("GET", "/api/jobs/{id}", jobs.one),
         ]
@@ -216,6 +240,7 @@ class Application:
         self.db.open()
         adopted = await self.pool.start(leftovers)
         await self.jobs.start()
+        await self.evaluations.catch_up(self.jobs.store)
         return adopted
 
     def reload(self) -> None:
@@ -227,13 +252,27 @@ class Application:
         self._look()
 
     def _job_done(self, job: Job) -> None:
-        """A job has made something, perhaps a model."""
+        """A job has made something, perhaps a model, or measured one."""
         self._look()
+        self._soon(self.evaluations.take(job, self.jobs.store))
+
+    def _token_changed(self) -> None:
+        self._jobs_env.clear()
+        self._jobs_env.update({**(self._worker_env or {}), **self.token.env()})
 
     def _look(self) -> None:
-        task = asyncio.get_running_loop().create_task(self.pool.look())
+        self._soon(self.pool.look())
+
+    def _soon(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            event(log, "app.task_failed", level=logging.ERROR, error=f"{type(error).__name__}: {error}")
 
     def _settings_changed(self, change: Change) -> None:
         self.pool.take_settings(self.live.settings)
@@ -250,6 +289,7 @@ class Application:
         self.close()
         await self.background.close()
         await asyncio.gather(self.pool.stop(), self.jobs.close())
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.db.close()
 
     def _queue_moved(self) -> None:

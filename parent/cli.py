@@ -34,6 +34,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "adapters": ("adapters", "list adapters, or delete one"),
     "fuse": ("fuse", "add adapters to the weights of a model"),
     "keys": ("keys", "say who may ask: add, list or remove keys"),
+    "eval": ("eval", "measure a model: perplexity, KL against another one, tasks"),
+    "bench": ("bench", "measure how fast the running server answers"),
     "fit": ("fit", "say whether a model fits in memory, with the arithmetic"),
     "config": ("config", "show the settings and where each comes from"),
     "doctor": ("doctor", "check this machine and say what to do"),

@@ -91,7 +91,21 @@ def _responses(db: sqlite3.Connection) -> None:
         )
 
 
-MIGRATIONS: tuple[Migration, ...] = (_jobs, _responses)
+def _evaluations(db: sqlite3.Connection) -> None:
+    db.execute(
+        """
+        CREATE TABLE evaluations (
+            number INTEGER PRIMARY KEY AUTOINCREMENT, job_id TEXT NOT NULL UNIQUE,
+            kind TEXT NOT NULL, model TEXT NOT NULL, what TEXT NOT NULL,
+            numbers TEXT NOT NULL, details TEXT NOT NULL, summary TEXT NOT NULL,
+            at REAL NOT NULL, versions TEXT NOT NULL
+        )
+        """
+    )
+    db.execute("CREATE INDEX evaluations_by_model ON evaluations (model, at)")
+
+
+MIGRATIONS: tuple[Migration, ...] = (_jobs, _responses, _evaluations)
 """In order, each run once in a transaction of its own. Append; never edit one that was released."""
 
 

@@ -3,7 +3,7 @@
 The Struct of a kind is its form, its validation and its wire format; those of the lab are in `shared/lab.py`.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -88,10 +88,11 @@ class JobSaved(msgspec.Struct, frozen=True, tag="saved"):
 
 
 class JobDone(msgspec.Struct, frozen=True, tag="done"):
-    """The job is finished; `output` is the path it made, `summary` one line for a person."""
+    """The job is finished; `output` is the path it made, `summary` one line for a person, `result` what it found."""
 
     output: str = ""
     summary: str = ""
+    result: dict[str, Any] = {}
 
 
 JobEvent = JobStarted | JobStage | JobLog | JobMetric | JobSaved | JobDone

@@ -104,27 +104,38 @@ class MergeAdapters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Dataset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="dataset"):
-    """Build a data set by a template. `url`: of the server that answers where the template asks a model."""
+    """Build a data set by a template of `shared/lab_templates.py`, whose fields are `inputs`.
+
+    `url`: of the server that answers where the template asks a model; `streams`: requests at once. `deduplicate`: keep
+    one of rows whose texts are the same but for case, white space and punctuation.
+    """
 
     template: str
     inputs: dict[str, Any] = {}
-    model: str = ""  # a name, as clients of the server write it
+    model: str = ""  # a name, as clients of the server write it; "" = its default
     seed: Annotated[int, Meta(ge=0)] = 42
     url: str = ""
     deduplicate: bool = True
+    temperature: Annotated[float, Meta(ge=0, le=5)] = 0.7
+    max_tokens: Positive = 512  # of an answer
+    streams: Annotated[int, Meta(ge=1, le=64)] = 4
 
 
 class Evaluate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="evaluate"):
-    """Perplexity of a model on a text, and KL against another one; tasks of lm-evaluation-harness where named."""
+    """Perplexity of a model on a text, and KL against another one; tasks of lm-evaluation-harness where named.
+
+    `url`: of the server that the tasks are asked of, `task_limit`: questions of each, 0 = all.
+    """
 
     model: str  # path
     model_id: str = ""
     adapter: str = ""  # path
     reference: str = ""  # path of the model to compare with; "" = perplexity alone
-    data: str = ""  # a text or JSONL file; "" = the text that comes along
+    data: str = ""  # a text, or a folder or file of JSONL; "" = the text that comes along
     num_samples: Positive = 32
     sequence_length: Annotated[int, Meta(ge=16)] = 512
     tasks: list[str] = []
+    task_limit: Annotated[int, Meta(ge=0)] = 0
     url: str = ""
     seed: Annotated[int, Meta(ge=0)] = 0
 
@@ -138,7 +149,9 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     )
     completion_tokens: Positive = 64
     streams: Annotated[list[Positive], Meta(min_length=1)] = msgspec.field(default_factory=lambda: [1, 4])
+    rounds: Positive = 3
     url: str = ""
+    seed: Annotated[int, Meta(ge=0)] = 0
 
 
 class Push(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="push"):

@@ -25,7 +25,7 @@ def pull(settings: Settings) -> ModelEntry:
         progress.close()
 
 
-def run_with_progress(settings: Settings, spec: JobSpec, output: Path) -> JobDone:
+def run_with_progress(settings: Settings, spec: JobSpec, output: Path | str) -> JobDone:
     """Run one job, with progress on stderr."""
     progress = Progress()
     try:
@@ -34,7 +34,7 @@ def run_with_progress(settings: Settings, spec: JobSpec, output: Path) -> JobDon
         progress.close()
 
 
-async def _run(settings: Settings, spec: JobSpec, output: Path, progress: Progress) -> JobDone:
+async def _run(settings: Settings, spec: JobSpec, output: Path | str, progress: Progress) -> JobDone:
     def show(event: JobEvent) -> None:
         if isinstance(event, JobStage):
             progress(event.stage, event.done, event.total)

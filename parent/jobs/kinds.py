@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shared.jobs import ImportGguf, JobSpec, NoopJob, PullRepo
-from shared.lab import Fuse, MergeAdapters, Quantize
+from shared.lab import Benchmark, Dataset, Evaluate, Fuse, MergeAdapters, Push, Quantize
 
 
 class Kind(NamedTuple):
@@ -27,6 +27,10 @@ KINDS: dict[type[JobSpec], Kind] = {
     Quantize: Kind(resumable=True, grows="quantize"),
     # The hub's names are the same in any case, and so are those of the cache on a Mac.
     PullRepo: Kind(resumable=True, grows="download", exclusive=lambda spec: f"pull {spec.repo.lower()}"),
+    Dataset: Kind(resumable=True, grows="make"),
+    Evaluate: Kind(),
+    Benchmark: Kind(),
+    Push: Kind(resumable=True, grows="upload", exclusive=lambda spec: f"push {spec.repo.lower()}"),
 }
 
 _by_tag = {str(spec.__struct_config__.tag): kind for spec, kind in KINDS.items()}

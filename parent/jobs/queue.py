@@ -19,6 +19,7 @@ import psutil
 
 from parent.db import Database
 from parent.jobs import kinds, retry
+from parent.jobs.evaluations import RESULT
 from parent.jobs.pulls import pulled
 from parent.jobs.run import SILENCE_S, run_job
 from parent.jobs.states import Event, IllegalTransition, State
@@ -298,6 +299,8 @@ class _Run:
                 case JobLog(line=line):
                     await self._note("log", {"line": line})
                 case JobDone():
+                    if news.result:  # before the row says so: who sees it done finds it
+                        await self._note(RESULT, news.result)
                     await self._write(Event.DONE, output=news.output, message=news.summary)
                 case Failure():
                     transient, changes = self._judge(news)

@@ -82,14 +82,8 @@ def snapshots(cache: Path) -> Iterator[Snapshot]:
 
 
 def _revisions(folder: Path, model: str) -> Iterator[Snapshot]:
-    refs = _refs(folder / "refs")
-    hidden = _read(folder / PULLING)
-    pending = hidden is not None or _pending(folder / "blobs")
-    complete = {
-        each.name: each
-        for each in _folders(folder / "snapshots")
-        if each.name != hidden and _is_complete(each, pending)
-    }
+    refs = refs_of(folder)
+    complete = complete_in(folder)
     if not complete:
         return
     names = {commit: [name for name, target in refs.items() if target == commit] for commit in complete}
@@ -107,10 +101,22 @@ def _revisions(folder: Path, model: str) -> Iterator[Snapshot]:
         yield Snapshot(f"{model}@{label}", commit, complete[commit], names[commit])
 
 
-def _refs(folder: Path) -> dict[str, str]:
+def complete_in(folder: Path, *, is_held: bool = False) -> dict[str, Path]:
+    """The complete revisions in a repository's folder, by commit. `is_held`: the marker of a pull there is our own."""
+    hidden = None if is_held else _read(folder / PULLING)
+    pending = hidden is not None or is_pending(folder)
+    return {
+        each.name: each
+        for each in _folders(folder / "snapshots")
+        if each.name != hidden and _is_complete(each, pending)
+    }
+
+
+def refs_of(repository: Path) -> dict[str, str]:
     """Name of each ref (`main`, `v1`, `refs/pr/3`) to its commit, the oldest first: a later one of the same commit
     must not rename the model.
     """
+    folder = repository / "refs"
     found = {}
     for place, _, files in os.walk(folder):
         for file in files:
@@ -129,10 +135,10 @@ def _read(file: Path) -> str | None:
         return None
 
 
-def _pending(blobs: Path) -> bool:
-    """Whether a file of this model is being downloaded, or was when the download stopped."""
+def is_pending(folder: Path) -> bool:
+    """Whether a file of a repository is being downloaded, or was when the download stopped."""
     try:
-        return any(name.endswith(".incomplete") for name in os.listdir(blobs))
+        return any(name.endswith(".incomplete") for name in os.listdir(folder / "blobs"))
     except OSError:
         return False
 

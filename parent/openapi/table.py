@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from parent.admin.pulls import Asked as PullAsked
 from parent.admin.restart import RestartBody, RestartStatus
+from parent.admin.storage import ExecuteBody, GcDone, GcPlan, TokenBody, TokenState
 from parent.protocols import model_rows, rerank, text
 from parent.protocols.anthropic import answer as anthropic_answer
 from parent.protocols.anthropic import errors as anthropic_errors
@@ -25,7 +26,10 @@ from parent.protocols.responses import decode as responses
 from parent.protocols.responses import object as responses_object
 from parent.protocols.responses import stored as responses_stored
 from parent.routes import adapters
+from parent.routes.datasets import TemplateList
+from parent.routes.evaluations import EvaluateBody, EvaluationList
 from parent.routes.models import LoadBody, UnloadBody
+from parent.routes.push import PushBody, Pushed
 from parent.routes.responses import Deleted, InputTokens
 
 Object = dict[str, Any]
@@ -75,11 +79,16 @@ def _admin(
     return Operation(method, f"/admin/{path}", "admin", summary, **more)
 
 
+def _push(kind: str, summary: str) -> Operation:
+    return Operation("POST", f"/api/{kind}/push", "lab", summary, Pushed, PushBody, status=202)
+
+
 _PAGE = (Query("limit", "integer"), Query("after_id"), Query("before_id"))
 _ITEMS = (Query("order"), Query("limit", "integer"), Query("after"), Query("before"))
 _EVENTS = (Query("stream", "boolean"), Query("starting_after", "integer"))
 _RERANK: dict[str, Any] = {"body": rerank.RerankBody, "answer": rerank.Reranked}
 _JOBS = (Query("limit", "integer"), Query("kind"))
+_MEASURED = (Query("model"), Query("kind"), Query("limit", "integer"))
 _REFUSED: dict[str, Any] = {"status": 501, "answer": ollama_errors.ErrorBody, "errors": "ollama"}
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -285,6 +294,17 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "/openapi.json", "state", "This document"),
     Operation("GET", "/", "page", "The chat page", None),
     Operation("GET", "/static/{name}", "page", "Its files", None),
+    Operation("GET", "/api/dataset/templates", "lab", "The templates of data sets", TemplateList),
+    _push("quantize", "A model that a job made, to the hub"),
+    _push("finetune", "An adapter, to the hub"),
+    _push("dataset", "A data set, to the hub"),
+    Operation("GET", "/api/evaluations", "lab", "What was measured", EvaluationList, query=_MEASURED),
+    Operation("POST", "/api/evaluations", "lab", "Measure a model", body=EvaluateBody, status=202),
+    Operation("GET", "/api/settings/hf-token", "lab", "Whether there is a token for the hub", TokenState),
+    Operation("POST", "/api/settings/hf-token", "lab", "Give one", TokenState, TokenBody),
+    Operation("DELETE", "/api/settings/hf-token", "lab", "Forget it", TokenState),
+    Operation("GET", "/api/gc/plan", "lab", "Superseded snapshots of the hub's cache", GcPlan),
+    Operation("POST", "/api/gc/execute", "lab", "Delete them", GcDone, ExecuteBody),
     Operation("GET", "/api/jobs", "jobs", "Jobs of every kind, newest first", query=_JOBS),
     Operation("GET", "/api/jobs/{id}", "jobs", "One job"),
     _admin("POST", "workers/{id}/restart", "A new worker", status=202),

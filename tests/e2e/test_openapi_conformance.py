@@ -36,6 +36,11 @@ LEFT_OUT = {
     "POST /admin/restart",
     "POST /admin/pulls",  # of the network
     "POST /api/pull",
+    "POST /api/quantize/push",
+    "POST /api/finetune/push",
+    "POST /api/dataset/push",
+    "POST /api/evaluations",  # runs a job each time
+    "POST /api/gc/execute",
     "GET /ready",  # 503 is what it is for
     "POST /admin/workers/{id}/check",
     "POST /api/create",  # 501 is all that they say

@@ -17,6 +17,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from tests.fakes.hub_commits import Commits
+
 PIECE = 32 * 1024
 
 
@@ -50,6 +52,7 @@ class Hub:
         self.held = threading.Event()  # somebody is being held
         self.release = threading.Event()
         self._hosts: list[tuple[uvicorn.Server, threading.Thread]] = []
+        self.commits = Commits(self)
         self.url = self.cdn = ""
 
     def commit(self, repo: str) -> str:
@@ -58,9 +61,12 @@ class Hub:
         return hashlib.sha1(content).hexdigest()
 
     def __enter__(self) -> "Hub":
-        self.cdn = self._serve([Route("/blob/{repo:path}/-/{path:path}", self._blob)], "localhost")
+        self.cdn = self._serve(
+            [Route("/blob/{repo:path}/-/{path:path}", self._blob), *self.commits.of_cdn()], "localhost"
+        )
         self.url = self._serve(
             [
+                *self.commits.of_hub(),
                 Route("/api/models/{org}/{name}/revision/{revision:path}", self._info),
                 Route("/{org}/{name}/resolve/{revision}/{path:path}", self._resolve, methods=["GET", "HEAD"]),
             ],
@@ -98,7 +104,8 @@ class Hub:
         port = server.servers[0].sockets[0].getsockname()[1]
         return f"http://{host}:{port}"
 
-    def _see(self, request: Request, host: str, path: str) -> Response | None:
+    def see(self, request: Request, host: str, path: str) -> Response | None:
+        """Write a request down; the answer where it is refused."""
         wanted = request.headers.get("range", "bytes=0-")
         start = int(wanted.removeprefix("bytes=").split("-")[0])
         told = request.headers.get("authorization", "")
@@ -113,7 +120,7 @@ class Hub:
     async def _info(self, request: Request) -> Response:
         repo = f"{request.path_params['org']}/{request.path_params['name']}"
         revision = request.path_params["revision"]
-        if (refused := self._see(request, "hub", repo)) is not None:
+        if (refused := self.see(request, "hub", repo)) is not None:
             return refused
         if repo not in self.repos:
             return JSONResponse({"error": "Repository not found"}, 404, {"x-error-code": "RepoNotFound"})
@@ -136,7 +143,7 @@ class Hub:
     async def _resolve(self, request: Request) -> Response:
         repo = f"{request.path_params['org']}/{request.path_params['name']}"
         path = request.path_params["path"]
-        if (refused := self._see(request, "hub", path if not is_large(path) else f"-> {path}")) is not None:
+        if (refused := self.see(request, "hub", path if not is_large(path) else f"-> {path}")) is not None:
             return refused
         content = self.repos.get(repo, {}).get(path)
         if content is None:
@@ -154,7 +161,7 @@ class Hub:
 
     async def _blob(self, request: Request) -> Response:
         path = request.path_params["path"]
-        if (refused := self._see(request, "cdn", path)) is not None:
+        if (refused := self.see(request, "cdn", path)) is not None:
             return refused
         return self._send(request, path, self.repos[request.path_params["repo"]][path], {})
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shared.control import LaunchJob
 from shared.jobs import ImportGguf, JobDone, JobEvent, JobSpec, JobStarted, NoopJob, PullRepo
-from shared.lab import Finetune, Fuse, MergeAdapters, Quantize
+from shared.lab import Benchmark, Dataset, Evaluate, Finetune, Fuse, MergeAdapters, Push, Quantize
 from worker.jobs.context import JobContext
 
 KINDS: Mapping[type[JobSpec], str] = {
@@ -17,6 +17,10 @@ KINDS: Mapping[type[JobSpec], str] = {
     MergeAdapters: "worker.jobs.merge_adapters",
     Finetune: "worker.jobs.finetune",
     Quantize: "worker.jobs.quantize",
+    Dataset: "worker.jobs.dataset",
+    Evaluate: "worker.jobs.evaluate",
+    Benchmark: "worker.jobs.benchmark",
+    Push: "worker.jobs.push",
 }
 """Spec to the module whose `run(spec, ctx)` does it; imported when asked for, so that each pays for itself."""
 
