@@ -7,7 +7,15 @@ import mlx.core as mx
 import msgspec
 
 from shared.checkpoint import Checkpoint, inspect
-from worker.measure.scores import Divergence, Perplexity, divergence, perplexity, summary, surprise
+from worker.measure.scores import (
+    Divergence,
+    Perplexity,
+    divergence,
+    log_probabilities,
+    perplexity,
+    summary,
+    surprise,
+)
 from worker.measure.streamed import Head, final_states, unread_decoder
 
 CHUNK = 128
@@ -44,7 +52,7 @@ def measure(model: Path, rows: Sequence[Sequence[int]], reference: Path | None, 
         for one, found in zip(tally, logits, strict=True):
             one.add(surprise(found, wanted))
         if len(logits) == 2:
-            apart += divergence(*logits).tolist()  # type: ignore[arg-type]
+            apart += divergence(*map(log_probabilities, logits)).tolist()  # type: ignore[arg-type]
             top = mx.argmax(logits[0], axis=-1) == mx.argmax(logits[1], axis=-1)
             same += int(top.sum().item())
     own = perplexity(tally[-1].values)

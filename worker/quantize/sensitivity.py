@@ -15,7 +15,7 @@ import mlx.core as mx
 from shared.errors import ErrorCode, refuse
 from shared.units import format_bytes
 from worker.layers.batch import Batch
-from worker.measure.scores import divergence
+from worker.measure.scores import divergence, log_probabilities
 from worker.measure.streamed import passes, unread_decoder
 from worker.models import choose_dtype
 from worker.models.decoder import Decoder
@@ -25,8 +25,8 @@ from worker.weights import materialise
 
 CHUNK = 256
 """Positions whose logits exist at once."""
-KEPT_LOGITS = 512 << 20
-"""Bytes of the whole model's logits that are kept; beyond that they are made again each time."""
+KEPT_BYTES = 512 << 20
+"""Of the whole model's log-probabilities; those beyond it are made again each time."""
 
 Table = dict[str, dict[int, float]]
 """Divergence by module and bits."""
@@ -76,7 +76,7 @@ class _Probe:
         self.model = self._built({})
         self.batches = passes(self.model, rows)
         self.finals = [self._whole(batch) for batch in self.batches]
-        self.logits: dict[tuple[int, int], mx.array] = {}
+        self.references: dict[tuple[int, int], mx.array] = {}
         self.kept = 0
 
     def run(self, todo: Sequence[Matrix], bits: Sequence[int], group_size: int, found: Table) -> None:
@@ -125,23 +125,23 @@ class _Probe:
             hidden = candidate.norm(x)
             for begin in range(0, hidden.shape[0], CHUNK):
                 reference = self._reference(place, begin)
-                apart = divergence(reference, candidate.head(hidden[begin : begin + CHUNK])).sum()
-                total += float(apart.item())
+                found = log_probabilities(candidate.head(hidden[begin : begin + CHUNK]))
+                total += float(divergence(reference, found).sum().item())
                 count += reference.shape[0]
         value = total / count
         return value if math.isfinite(value) else math.inf
 
     def _reference(self, place: int, begin: int) -> mx.array:
-        """Logits of the whole model."""
+        """Log-probabilities of the whole model."""
         key = (place, begin)
-        if key in self.logits:
-            return self.logits[key]
-        logits = self.model.head(self.finals[place][begin : begin + CHUNK]).astype(mx.float32)
-        if self.kept + logits.nbytes <= KEPT_LOGITS:
-            self.kept += logits.nbytes
-            self.logits[key] = logits
-            mx.eval(logits)
-        return logits
+        if key in self.references:
+            return self.references[key]
+        found = log_probabilities(self.model.head(self.finals[place][begin : begin + CHUNK]))
+        if self.kept + found.nbytes <= KEPT_BYTES:
+            self.kept += found.nbytes
+            self.references[key] = found
+            mx.eval(found)
+        return found
 
     def _whole(self, batch: Batch) -> mx.array:
         self.progress.check()

@@ -256,6 +256,28 @@ def test_quantize_asks_for_room_before_it_begins(tmp_path: Path, monkeypatch: py
     assert refused.value.failure.code is ErrorCode.CANNOT_FIT
 
 
+@pytest.mark.parametrize(
+    ("problem", "code"),
+    [
+        ("[malloc] Unable to allocate 4294967296 bytes.", ErrorCode.CANNOT_FIT),
+        ("[metal::malloc] Resource limit exceeded: out of memory", ErrorCode.CANNOT_FIT),
+        ("[read] Unable to read 4096 bytes from file.", ErrorCode.BAD_CHECKPOINT),
+    ],
+)
+def test_quantize_says_what_mlx_could_not_do(problem: str, code: ErrorCode, tmp_path: Path) -> None:
+    spec = Quantize(model=str(write_case("llama_tied", tmp_path / "model")), **UNIFORM)
+
+    def fail(event: JobEvent) -> None:
+        if isinstance(event, JobStage) and event.stage == "quantize":
+            raise RuntimeError(problem)
+
+    with pytest.raises(Refused) as refused:
+        run_job(spec, tmp_path / "models" / "out", on_event=fail)
+    assert refused.value.failure.code is code
+    assert problem in str(refused.value)
+    assert list((tmp_path / "models").iterdir()) == []
+
+
 def broken(folder: Path) -> None:
     """The last shard of two ends in the middle."""
     last = sorted(folder.glob("*.safetensors"))[-1]

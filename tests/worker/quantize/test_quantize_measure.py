@@ -16,7 +16,7 @@ from tests.oracles.checkpoints import write_case
 from tests.worker.models.running import logits_of, one_case_a_family
 from tests.worker.quantize.lab import UNIFORM, run_job
 from worker.measure.compare import measure
-from worker.measure.scores import divergence, perplexity, summary, surprise
+from worker.measure.scores import divergence, log_probabilities, perplexity, summary, surprise
 from worker.measure.streamed import final_states, passes, unread_decoder
 from worker.measure.texts import pieces
 from worker.models import load_model
@@ -32,15 +32,16 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 @given(seed=st.integers(0, 1000), spread=st.floats(0.1, 20))
 def test_quantize_scores_are_those_of_the_formulas(seed: int, spread: float) -> None:
     random = np.random.RandomState(seed)
-    a, b = spread * random.standard_normal((2, 5, 17))
+    a, b = (spread * random.standard_normal((2, 5, 17))).astype(np.float32)
     targets = random.randint(0, 17, 5)
-    p, q = softmax(a), softmax(b)
-    apart = np.array(divergence(mx.array(a.astype(np.float32)), mx.array(b.astype(np.float32))))
+    p, q = softmax(a.astype(np.float64)), softmax(b.astype(np.float64))
+    mine, other, moved = (log_probabilities(mx.array(one)) for one in (a, b, a + 3))
+    np.testing.assert_allclose(np.array(mine), np.log(p), rtol=1e-3, atol=1e-4)
+    apart = np.array(divergence(mine, other))
     np.testing.assert_allclose(apart, (p * (np.log(p) - np.log(q))).sum(-1), rtol=1e-3, atol=1e-4)
-    found = np.array(surprise(mx.array(a.astype(np.float32)), mx.array(targets)))
+    found = np.array(surprise(mx.array(a), mx.array(targets)))
     np.testing.assert_allclose(found, -np.log(p[np.arange(5), targets]), rtol=1e-3, atol=1e-4)
-    same = np.array(divergence(mx.array(a.astype(np.float32)), mx.array((a + 3).astype(np.float32))))
-    assert np.abs(same).max() < 1e-4
+    assert np.abs(np.array(divergence(mine, moved))).max() < 1e-4
 
 
 def test_quantize_summaries_of_what_was_measured() -> None:

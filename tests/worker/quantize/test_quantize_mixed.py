@@ -1,6 +1,7 @@
 """Bits by sensitivity: what is measured, who gets more, what is never exceeded, and that everybody loads it."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from mlx_lm.utils import load_model as load_theirs
 
 from shared.checkpoint import inspect
+from shared.errors import ErrorCode, Refused
 from shared.jobs import JobStage
 from shared.lab import Quantize
 from tests.oracles.checkpoints import case, reference, write_case, write_model
@@ -185,3 +187,27 @@ def test_routers_keep_their_bits_whatever_the_mix(tmp_path: Path) -> None:
     assert routers
     assert all(one == {"group_size": 64, "bits": 8, "mode": "affine"} for one in routers.values())
     assert not any(module.endswith(".mlp.gate") for module in sensitivity(tmp_path / "out")["modules"])
+
+
+def test_quantize_looks_at_the_calibration_that_is_given(tmp_path: Path) -> None:
+    model = write_case("llama_tied", tmp_path / "model")
+    rows = tmp_path / "ours.jsonl"
+    rows.write_text("".join(json.dumps({"text": f"harbour {n} lamps"}) + "\n" for n in range(40)))
+    options = {"target_bpw": 7.0, "candidate_bits": [4, 8]}
+    run_job(spec_for(model, **options), tmp_path / "a")
+    run_job(spec_for(model, calibration=str(rows), **options), tmp_path / "b")
+    assert sensitivity(tmp_path / "a") != sensitivity(tmp_path / "b")
+    assert "| calibration | ours.jsonl |" in (tmp_path / "b" / "README.md").read_text()
+    assert "| calibration | the text of mlxd |" in (tmp_path / "a" / "README.md").read_text()
+
+
+def test_a_model_that_memory_cannot_hold_is_not_mixed_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_case("llama_tied", tmp_path / "model")
+    monkeypatch.setattr(os, "sysconf", lambda name: 200)  # pages of so many bytes, and so many of them
+    with pytest.raises(Refused, match="the whole model has to be in memory") as refused:
+        run_job(spec_for(model, target_bpw=7.0), tmp_path / "out")
+    assert refused.value.failure.code is ErrorCode.CANNOT_FIT
+    assert refused.value.failure.param == "target_bpw"
+    run_job(spec_for(model, bits=4), tmp_path / "out")

@@ -13,12 +13,14 @@ from mlx_lm.convert import convert
 from mlx_lm.utils import load_model as load_theirs
 
 from shared.checkpoint import inspect
+from shared.errors import Refused
 from shared.lab import Quantize
 from tests.oracles.checkpoints import case as case_of
 from tests.oracles.checkpoints import write_case
 from tests.worker.models.running import dequantized, one_case_a_family
 from tests.worker.quantize.lab import UNIFORM, logits, raw, run_job, tensors_of
 from worker.models import load_model
+from worker.weights import written_scheme
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama_tied": {},
@@ -193,3 +195,37 @@ def test_routers_of_a_model_in_mxfp4_are_affine_though_their_entry_does_not_say_
     assert {"group_size": 64, "bits": 8} in entries.values()
     run_job(Quantize(model=str(model), mode="mxfp4", measure=False), tmp_path / "ours")
     assert np.array_equal(logits(other, "qwen3_moe"), logits(tmp_path / "ours", "qwen3_moe"))
+
+
+def test_quantize_takes_a_model_that_was_saved_without_its_head(tmp_path: Path) -> None:
+    """As models for vectors are."""
+    model = write_case("qwen3", tmp_path / "model")
+    tensors = {
+        name.removeprefix("model."): one
+        for name, one in tensors_of(model).items()
+        if not name.startswith("lm_head")
+    }
+    mx.eval(tensors)
+    mx.save_safetensors(str(model / "model.safetensors"), tensors, {"format": "pt"})
+    run_job(Quantize(model=str(model), **UNIFORM), tmp_path / "out")
+    assert "embed_tokens.scales" in tensors_of(tmp_path / "out")
+    plain = dequantized(tmp_path / "out", tmp_path / "plain")
+    assert np.abs(logits(tmp_path / "out", "qwen3") - logits(plain, "qwen3")).max() < 1e-3
+    with pytest.raises(Refused, match="was saved without its head"):
+        run_job(Quantize(model=str(model), rotate=True, **UNIFORM), tmp_path / "turned")
+
+
+@pytest.mark.parametrize(
+    ("entry", "wanted"),
+    [
+        ({"bits": 8, "group_size": 64}, {"bits": 8, "group_size": 64, "mode": "affine"}),
+        ({"bits": 8}, {"bits": 8, "group_size": 32, "mode": "affine"}),
+        ({"bits": 8, "group_size": 32, "mode": "mxfp8"}, {"bits": 8, "group_size": 32, "mode": "mxfp8"}),
+        ({}, {"bits": 4, "group_size": 32, "mode": "mxfp4"}),
+        (False, {"bits": 4, "group_size": 32, "mode": "mxfp4"}),
+    ],
+)
+def test_quantized_modules_are_read_as_mlx_lm_reads_them(entry: Any, wanted: dict[str, Any]) -> None:
+    general = {"bits": 4, "group_size": 32, "mode": "mxfp4", "a": entry}
+    found = written_scheme(general, "a")
+    assert {key: found[key] for key in wanted} == wanted
