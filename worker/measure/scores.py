@@ -1,4 +1,4 @@
-"""Numbers of one position after another, in float32: how unlikely the next token was, and how far two models are apart."""
+"""Numbers of each position, in float32: how unlikely the next token was, and how far two models are apart."""
 
 import math
 from collections.abc import Sequence
@@ -15,12 +15,17 @@ def surprise(logits: mx.array, targets: mx.array) -> mx.array:
     return mx.logsumexp(logits, axis=-1) - wanted
 
 
+def log_probabilities(logits: mx.array) -> mx.array:
+    """Of every token [N, V], in float32."""
+    logits = logits.astype(mx.float32)
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
 def divergence(reference: mx.array, candidate: mx.array) -> mx.array:
-    """KL(reference || candidate) of each position [N] in nats, from logits [N, V]; never below 0 but by rounding."""
-    reference, candidate = reference.astype(mx.float32), candidate.astype(mx.float32)
-    p = reference - mx.logsumexp(reference, axis=-1, keepdims=True)
-    q = candidate - mx.logsumexp(candidate, axis=-1, keepdims=True)
-    return (mx.exp(p) * (p - q)).sum(axis=-1)
+    """KL(reference || candidate) of each position [N] in nats, from log-probabilities [N, V]; 0 or more but for
+    rounding.
+    """
+    return (mx.exp(reference) * (reference - candidate)).sum(axis=-1)
 
 
 class Perplexity(msgspec.Struct, frozen=True):
