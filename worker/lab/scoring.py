@@ -128,7 +128,7 @@ def score(model: Path, rows: Rows, tell: Tell, *, adapter: str = "", reference: 
                 theirs += np.array(surprise(before, wanted)).tolist()
                 both = (log_probabilities(before), log_probabilities(logits))
                 apart += np.array(divergence(*both)).tolist()
-                same += int((mx.argmax(before, axis=-1) == mx.argmax(logits, axis=-1)).sum().item())
+                same += int(np.array(mx.argmax(before, axis=-1) == mx.argmax(logits, axis=-1)).sum())
     if other is None:
         return Scores(perplexity(own))
     return Scores(perplexity(own), perplexity(theirs), summary(apart, same))
