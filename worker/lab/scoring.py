@@ -16,7 +16,15 @@ from shared.files import read_regular
 from worker.adapters.mount import Adapters
 from worker.datasets.examples import Writer
 from worker.layers.batch import Batch
-from worker.measure.scores import Divergence, Perplexity, divergence, perplexity, summary, surprise
+from worker.measure.scores import (
+    Divergence,
+    Perplexity,
+    divergence,
+    log_probabilities,
+    perplexity,
+    summary,
+    surprise,
+)
 from worker.models import DecoderModel, LoadedModel, load_model
 from worker.models.decoder import Decoder
 
@@ -118,8 +126,9 @@ def score(model: Path, rows: Rows, tell: Tell, *, adapter: str = "", reference: 
             if other is not None:
                 before = other.head(kept[place][at])
                 theirs += np.array(surprise(before, wanted)).tolist()
-                apart += np.array(divergence(before, logits)).tolist()
-                same += int((mx.argmax(before, axis=-1) == mx.argmax(logits, axis=-1)).sum().item())
+                both = (log_probabilities(before), log_probabilities(logits))
+                apart += np.array(divergence(*both)).tolist()
+                same += int(np.array(mx.argmax(before, axis=-1) == mx.argmax(logits, axis=-1)).sum())
     if other is None:
         return Scores(perplexity(own))
     return Scores(perplexity(own), perplexity(theirs), summary(apart, same))

@@ -14,7 +14,7 @@ from shared.errors import ErrorCode, Refused
 from shared.jobs import JobEvent, JobStage
 from shared.lab import Evaluate
 from tests.adapters import ALL, random_pairs, write_mlx
-from tests.oracles.checkpoints import write_case
+from tests.oracles.checkpoints import case, write_case, write_model
 from tests.worker.models.running import logits_of
 from worker.jobs import evaluate
 from worker.jobs.context import JobContext
@@ -162,9 +162,9 @@ def test_a_lab_text_that_cannot_be_read_is_named(
 def test_lab_models_of_two_vocabularies_are_not_compared(
     tmp_path: Path, model: Path, vocabulary: int
 ) -> None:
-    other = write_case("qwen3", tmp_path / "other")
-    size = json.loads((other / "config.json").read_text())["vocab_size"]
-    assert size != vocabulary
+    config, seed = case("llama_tied")
+    size = vocabulary + 16
+    other = write_model({**config, "vocab_size": size}, seed, tmp_path / "other")
     with pytest.raises(Refused, match=f"has {size} words and the model {vocabulary}") as refused:
         score(model, random_rows(2, 8, min(size, vocabulary)), quiet, reference=str(other))
     assert refused.value.failure.param == "reference"

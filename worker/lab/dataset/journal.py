@@ -70,3 +70,9 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
