@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Route, Router
 from parent.access import Policy
 from parent.admin.config import Config
 from parent.admin.jobs import JobRoutes
+from parent.admin.lab import LabRoutes
 from parent.admin.memory import Memory
 from parent.admin.pulls import Pulls
 from parent.admin.quarantine import Quarantine
@@ -23,6 +24,7 @@ from parent.db import Database
 from parent.inference.background import Background
 from parent.inference.forward import Forwarder
 from parent.inference.history import History
+from parent.jobs.policy import policy_of as job_policy
 from parent.jobs.queue import JobQueue
 from parent.jobs.store import Job
 from parent.library.library import Library
@@ -73,17 +75,11 @@ class Application:
         settings = live.settings
         self.live = live
         self.library = library
+        self.device = device
         self._worker_command, self._worker_env = worker_command, worker_env
         self.bus = Bus()
         self.db = Database(settings.data_dir)
         self.history = History(self.db, lambda: (live.settings.history_bytes, live.settings.history_ttl_s))
-        self.jobs = JobQueue(
-            self.db,
-            self.bus.publish,
-            on_done=self._job_done,
-            worker_command=worker_command,
-            worker_env=worker_env,
-        )
         self.pool = Pool(
             library,
             settings,
@@ -94,6 +90,16 @@ class Application:
             worker_env=worker_env,
             on_change=self._publish,
             on_queue=self._queue_moved,
+        )
+        self.jobs = JobQueue(
+            self.db,
+            self.bus.publish,
+            on_done=self._job_done,
+            worker_command=worker_command,
+            worker_env=worker_env,
+            runtime_dir=runtime_dir,
+            policy=lambda: job_policy(live.settings),
+            places=self.pool.berths,
         )
         self._queue_timer: asyncio.TimerHandle | None = None
         self.forwarder = Forwarder(self.pool)
@@ -125,6 +131,7 @@ class Application:
         memory, config = Memory(self.pool), Config(self.live, self.pool.roster.known)
         quarantine = Quarantine(self.forwarder.quarantine)
         pulls, jobs = Pulls(self.jobs, lambda: self.live.settings), JobRoutes(self.jobs)
+        lab = LabRoutes(self.jobs, self.library, self.device, lambda: self.live.settings)
         ollama, openapi = OllamaRoutes(self.forwarder), OpenApi(document, index)
         ollama_pull = OllamaPull(self.jobs, self.bus, pulls.begin, lambda: self.live.settings)
         table: list[tuple[str, str, asgi.App]] = [
@@ -191,7 +198,22 @@ class Application:
             ("POST", "/api/finetune/merge", adapters.merge),
             ("POST", "/api/finetune/export", adapters.export),
             ("GET", "/api/jobs", jobs.all),
+            ("POST", "/api/jobs", lab.submit),
+            ("GET", "/api/jobs/kinds", lab.kinds),
             ("GET", "/api/jobs/{id}", jobs.one),
+            ("DELETE", "/api/jobs/{id}", jobs.delete),
+            ("GET", "/api/jobs/{id}/log", jobs.log),
+            ("GET", "/api/jobs/{id}/metrics", jobs.metrics),
+            ("GET", "/api/jobs/{id}/stream", jobs.stream),
+            ("POST", "/api/jobs/{id}/cancel", jobs.cancel),
+            ("POST", "/api/jobs/{id}/pause", jobs.pause),
+            ("POST", "/api/jobs/{id}/resume", jobs.resume),
+            ("POST", "/api/jobs/{id}/retry", jobs.retry),
+            ("POST", "/api/jobs/{id}/pin", jobs.pin),
+            ("POST", "/api/jobs/{id}/unpin", jobs.unpin),
+            ("POST", "/api/quantize/submit", lab.quantize),
+            ("POST", "/api/finetune/submit", lab.finetune),
+            ("POST", "/api/dataset/submit", lab.dataset),
         ]
         if self._restart is not None:
             table += [
@@ -241,6 +263,7 @@ class Application:
         self.pool.close()
         self._publish()
         self.bus.close()
+        self.jobs.end_watching()
 
     async def stop(self) -> None:
         """Returns when no worker is left, and everything is written."""
@@ -251,6 +274,7 @@ class Application:
 
     def _queue_moved(self) -> None:
         """Who waits and who runs, to `/admin/events`, a few times a second at most."""
+        self.jobs.answers(self.pool.desk.is_busy)
         if self._queue_timer is None:
             loop = asyncio.get_running_loop()
             self._queue_timer = loop.call_later(QUEUE_EVENTS_S, self._publish_queue)
