@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Route, Router
 from parent.access import Policy
 from parent.admin.config import Config
 from parent.admin.jobs import JobRoutes
+from parent.admin.lab import LabRoutes
 from parent.admin.memory import Memory
 from parent.admin.pulls import Pulls
 from parent.admin.quarantine import Quarantine
@@ -26,6 +27,7 @@ from parent.inference.background import Background
 from parent.inference.forward import Forwarder
 from parent.inference.history import History
 from parent.jobs.evaluations import Evaluations
+from parent.jobs.policy import policy_of as job_policy
 from parent.jobs.queue import JobQueue
 from parent.jobs.store import Job
 from parent.keys import Door
@@ -81,6 +83,7 @@ class Application:
         settings = live.settings
         self.live = live
         self.library = library
+        self.device = device
         self._worker_command, self._worker_env = worker_command, worker_env
         self.bus = Bus()
         self.db = Database(settings.data_dir)
@@ -88,13 +91,6 @@ class Application:
         self.token = HubToken(settings.data_dir)
         self._jobs_env = {**(worker_env or {}), **self.token.env()}  # the queue looks into it at every start
         self.evaluations = Evaluations(self.db)
-        self.jobs = JobQueue(
-            self.db,
-            self.bus.publish,
-            on_done=self._job_done,
-            worker_command=worker_command,
-            worker_env=self._jobs_env,
-        )
         self.pool = Pool(
             library,
             settings,
@@ -105,6 +101,16 @@ class Application:
             worker_env=worker_env,
             on_change=self._publish,
             on_queue=self._queue_moved,
+        )
+        self.jobs = JobQueue(
+            self.db,
+            self.bus.publish,
+            on_done=self._job_done,
+            worker_command=worker_command,
+            worker_env=self._jobs_env,
+            runtime_dir=runtime_dir,
+            policy=lambda: job_policy(live.settings),
+            places=self.pool.berths,
         )
         self._queue_timer: asyncio.TimerHandle | None = None
         self.forwarder = Forwarder(self.pool)
@@ -137,6 +143,7 @@ class Application:
         memory, config = Memory(self.pool), Config(self.live, self.pool.roster.known)
         quarantine = Quarantine(self.forwarder.quarantine)
         pulls, jobs = Pulls(self.jobs, lambda: self.live.settings), JobRoutes(self.jobs)
+        lab = LabRoutes(self.jobs, self.library, self.device, lambda: self.live.settings)
         ollama, openapi = OllamaRoutes(self.forwarder), OpenApi(document, index)
         ollama_pull = OllamaPull(self.jobs, self.bus, pulls.begin, lambda: self.live.settings)
         datasets, push = DatasetRoutes(), PushRoutes(self.jobs, lambda: self.live.settings, self.token)
@@ -218,7 +225,22 @@ class Application:
             ("GET", "/api/gc/plan", storage.gc_plan),
             ("POST", "/api/gc/execute", storage.gc_execute),
             ("GET", "/api/jobs", jobs.all),
+            ("POST", "/api/jobs", lab.submit),
+            ("GET", "/api/jobs/kinds", lab.kinds),
             ("GET", "/api/jobs/{id}", jobs.one),
+            ("DELETE", "/api/jobs/{id}", jobs.delete),
+            ("GET", "/api/jobs/{id}/log", jobs.log),
+            ("GET", "/api/jobs/{id}/metrics", jobs.metrics),
+            ("GET", "/api/jobs/{id}/stream", jobs.stream),
+            ("POST", "/api/jobs/{id}/cancel", jobs.cancel),
+            ("POST", "/api/jobs/{id}/pause", jobs.pause),
+            ("POST", "/api/jobs/{id}/resume", jobs.resume),
+            ("POST", "/api/jobs/{id}/retry", jobs.retry),
+            ("POST", "/api/jobs/{id}/pin", jobs.pin),
+            ("POST", "/api/jobs/{id}/unpin", jobs.unpin),
+            ("POST", "/api/quantize/submit", lab.quantize),
+            ("POST", "/api/finetune/submit", lab.finetune),
+            ("POST", "/api/dataset/submit", lab.dataset),
         ]
         if self._restart is not None:
             table += [
@@ -283,6 +305,7 @@ class Application:
         self.pool.close()
         self._publish()
         self.bus.close()
+        self.jobs.end_watching()
 
     async def stop(self) -> None:
         """Returns when no worker is left, and everything is written."""
@@ -294,6 +317,7 @@ class Application:
 
     def _queue_moved(self) -> None:
         """Who waits and who runs, to `/admin/events`, a few times a second at most."""
+        self.jobs.answers(self.pool.desk.is_busy)
         if self._queue_timer is None:
             loop = asyncio.get_running_loop()
             self._queue_timer = loop.call_later(QUEUE_EVENTS_S, self._publish_queue)

@@ -269,6 +269,34 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, description="how long a stored response is kept", extra={**_SECONDS, **_RESTART})
     ] = 30 * 86400.0
 
+    jobs_run: Annotated[
+        str,
+        Meta(
+            description="when jobs on the GPU run: beside the models, in idle moments alone, or exclusive, so that "
+            "requests wait for them; but for exclusive they wait between two steps while answers run",
+            extra={"choices": ["beside", "idle", "exclusive"]},
+        ),
+    ] = "beside"
+    jobs_quiet_s: Annotated[
+        float,
+        Meta(ge=0, description="silence after the last answer before such a job goes on", extra=_SECONDS),
+    ] = 2.0
+    jobs_keep_days: Annotated[
+        int,
+        Meta(
+            ge=0, le=36500, description="days before a job that is over is forgotten; pinned ones never are"
+        ),
+    ] = 90
+    jobs_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="disk for the logs and checkpoints of jobs that are over; beyond it the oldest are forgotten",
+            extra=_BYTES,
+        ),
+    ] = 4 << 30
+    dataset_dirs: Annotated[list[str], Meta(description="further folders of data sets")] = []
+
     log_level: Annotated[
         str,
         Meta(

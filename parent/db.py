@@ -91,6 +91,19 @@ def _responses(db: sqlite3.Connection) -> None:
         )
 
 
+def _jobs_that_are_taken_over(db: sqlite3.Connection) -> None:
+    for column in (
+        "heard INTEGER NOT NULL DEFAULT 0",
+        "worker TEXT NOT NULL DEFAULT ''",
+        "needs INTEGER NOT NULL DEFAULT 0",
+        "peak_bytes INTEGER NOT NULL DEFAULT 0",
+        "saved_step INTEGER NOT NULL DEFAULT 0",
+        "heartbeat_at REAL",
+        "pinned INTEGER NOT NULL DEFAULT 0",
+    ):
+        db.execute(f"ALTER TABLE jobs ADD COLUMN {column}")
+
+
 def _evaluations(db: sqlite3.Connection) -> None:
     db.execute(
         """
@@ -105,7 +118,7 @@ def _evaluations(db: sqlite3.Connection) -> None:
     db.execute("CREATE INDEX evaluations_by_model ON evaluations (model, at)")
 
 
-MIGRATIONS: tuple[Migration, ...] = (_jobs, _responses, _evaluations)
+MIGRATIONS: tuple[Migration, ...] = (_jobs, _responses, _jobs_that_are_taken_over, _evaluations)
 """In order, each run once in a transaction of its own. Append; never edit one that was released."""
 
 

@@ -57,6 +57,7 @@ class Instance:
         self.boot = secrets.token_hex(8)
         self._lock_fd = lock_fd
         self._leftovers: list[RuntimeRecord] = []
+        self._has_jobs = False  # processes of jobs may listen there, for whoever serves next
         self.runtime_dir = data_dir / "run"
         self._path = data_dir / "mlxd.lock"
         self._file: IO[bytes] | None = None
@@ -126,13 +127,13 @@ class Instance:
         for record in self._leftovers:
             if record.name not in names:
                 await adoption.end(record, END_S)
-        self._leftovers = []
+        self._leftovers, self._has_jobs = [], False
 
     def release(self) -> None:
         """Remove the sockets' folder and the lock file; not while there are workers that another may adopt."""
         if self._file is None:
             return
-        if not self._leftovers:
+        if not self._leftovers and not self._has_jobs:
             shutil.rmtree(self.runtime_dir, ignore_errors=True)
             with contextlib.suppress(OSError):
                 self._path.unlink()
@@ -194,7 +195,11 @@ class Instance:
         usual = self.data_dir.absolute() / "run"
         other = Path(dead.runtime) if dead is not None and _is_our_temporary(Path(dead.runtime)) else usual
         for folder in (other, usual):
-            if _is_ours(folder) and (found := runtime_file.read(folder / runtime_file.NAME)):
+            if not _is_ours(folder):
+                continue
+            found = runtime_file.read(folder / runtime_file.NAME)
+            self._has_jobs = any(folder.glob(runtime_file.JOB_SOCKETS))
+            if found or self._has_jobs:
                 self._leftovers, self.runtime_dir = found, folder
                 self._refuse_living(found)
                 break
@@ -205,7 +210,8 @@ class Instance:
             return
         sockets = {path for record in self._leftovers for path in (record.socket, record.adopt_socket)}
         for path in self.runtime_dir.iterdir():
-            if str(path) not in sockets and path.name != runtime_file.NAME:
+            is_job = path.match(runtime_file.JOB_SOCKETS)  # the queue of jobs knows whose it is
+            if str(path) not in sockets and path.name != runtime_file.NAME and not is_job:
                 path.unlink()
 
     def _refuse_living(self, found: list[RuntimeRecord]) -> None:

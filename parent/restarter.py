@@ -7,6 +7,7 @@ not end in time, this one again.
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -16,7 +17,9 @@ from shared.errors import ErrorCode, refuse
 from shared.logs import event
 
 log = logging.getLogger(__name__)
-ENDLESS = frozenset({"/admin/events"})  # streams that end for a restart; whoever reads them connects again
+_ENDLESS = re.compile(r"/admin/events|/api/jobs/[^/]+/stream")
+"""Streams that end for a restart; whoever reads them connects again."""
+
 LAST_FRAMES_S = 5.0  # for the error frames of answers that were cut
 _POLL_S = 0.02
 
@@ -40,7 +43,7 @@ class Listening(Protocol):
         """End the answers that run with an error; the workers stay."""
 
     async def suspend(self) -> None:
-        """Close files and end jobs, which the new image opens and goes on with; the workers stay."""
+        """Close files, which the new image opens; the workers stay, those of jobs too."""
 
     def leave(self) -> None:
         """Shut down."""
@@ -54,7 +57,7 @@ class Endings:
         self._ending = asyncio.Event()
 
     async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
-        if scope.get("path") not in ENDLESS:
+        if not _ENDLESS.fullmatch(scope.get("path") or ""):
             await self.app(scope, receive, send)
             return
         begun = complete = False

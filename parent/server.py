@@ -125,9 +125,9 @@ class Server(uvicorn.Server):
             supervisor.cut()
 
     async def suspend(self) -> None:
-        """End jobs and close files; the new image opens them and goes on. The workers stay."""
+        """Close files; the new image opens them and goes on. The workers stay, those of jobs too."""
         await self._application.background.close()
-        await self._application.jobs.close()
+        await self._application.jobs.suspend()
         await self._application.db.close()
 
     def leave(self) -> None:
@@ -293,6 +293,7 @@ async def _serve(
         loop.add_signal_handler(signal.SIGHUP, hang_up)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, handover.SIGNALS)  # an exec in place held them back
     accepting, url = listener.socket.dup(), listener.url
+    application.jobs.url = url
     instance.announce(url)  # only now: who reads it may send a signal
     try:
         kept = await application.start(instance.leftovers())

@@ -1,10 +1,11 @@
 """The control channel: NDJSON over an inherited socket pair, one JSON object a line.
 
 Order: the worker says `Hello`, is told a launch record, reports `Progress` until it is `Ready` (a model) or
-sends `JobUpdate`s (a job). End of file at the parent means that the worker is gone. End of file at a job worker
-means that the parent is gone: leave. A model worker waits `grace_s` for a new parent: that one connects to the
-control socket, says `Adopt` with the nonce of the launch record, and is answered `Hello` and `Ready`; in the same
-packet it may hand over the write end of a pipe for the worker's output.
+sends `JobUpdate`s (a job). End of file at the parent means that the worker is gone. End of file at a worker means that
+the parent is gone. A model worker waits `grace_s` for a new one: that one connects to the control socket, says `Adopt`
+with the nonce of the launch record, and is answered `Hello` and `Ready`; in the same packet it may hand over the write
+end of a pipe for the worker's output. So does a job worker that was given a nonce: it works on meanwhile, is answered
+`Hello`, and tells again what the old parent has not said `Heard` of. A job worker without a nonce leaves.
 """
 
 from enum import IntEnum
@@ -70,10 +71,13 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
     failure: Failure
 
 
-class JobUpdate(msgspec.Struct, frozen=True, tag="job"):
-    """What a job worker has to tell."""
+class JobUpdate(msgspec.Struct, frozen=True, tag="job", omit_defaults=True):
+    """What a job worker has to tell. `seq` counts from 1 what is told again until it was `Heard`; 0: it does not matter
+    once there is something newer.
+    """
 
     event: JobEvent
+    seq: int = 0
 
 
 FromWorker = Hello | Progress | Ready | Heartbeat | Drained | Fatal | JobUpdate
@@ -119,7 +123,8 @@ class LaunchJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     """Run this job; what it makes appears at `output`, whole or not at all.
 
     `work`: a folder that outlives the process, for checkpoints. `resume`: of the last `JobSaved` of the same job, "" =
-    from the beginning.
+    from the beginning. `spool`: a file for what is told, until it was heard ("" = none). `nonce`: what a new parent has
+    to say to adopt this worker, which works on for `grace_s` once its own is gone (0 = it leaves at once).
     """
 
     job_id: str
@@ -127,14 +132,34 @@ class LaunchJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     output: str = ""
     work: str = ""
     resume: str = ""
+    spool: str = ""
+    nonce: str = ""
+    grace_s: float = 0.0
 
 
-class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
-    """The first message of a new parent; a wrong nonce or wire ends the connection, not the wait."""
+class Adopt(msgspec.Struct, frozen=True, tag="adopt", omit_defaults=True):
+    """The first message of a new parent; a wrong nonce or wire ends the connection, not the wait. `heard`: of a job's
+    updates the last one that was written down.
+    """
 
     wire: int
     version: str
     nonce: str
+    heard: int = 0
+
+
+class Heard(msgspec.Struct, frozen=True, tag="heard"):
+    """The updates of a job up to this one are written down, and need not be told again."""
+
+    seq: int
+
+
+class Hold(msgspec.Struct, frozen=True, tag="hold"):
+    """Jobs: wait before the next step, with all that is in memory, until `GoOn` (or `Cancel`)."""
+
+
+class GoOn(msgspec.Struct, frozen=True, tag="go_on"):
+    """Jobs: take the next step."""
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
@@ -156,4 +181,4 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Leave now, cleanly."""
 
 
-ToWorker = LaunchModel | LaunchJob | Adopt | Drain | Resize | Cancel | Shutdown
+ToWorker = LaunchModel | LaunchJob | Adopt | Heard | Hold | GoOn | Drain | Resize | Cancel | Shutdown

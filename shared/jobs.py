@@ -3,9 +3,10 @@
 The Struct of a kind is its form, its validation and its wire format; those of the lab are in `shared/lab.py`.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from shared.lab import LabSpec
 
@@ -14,6 +15,17 @@ class NoopJob(msgspec.Struct, frozen=True, tag="noop"):
     """Counts `steps` steps; for checks of the job machinery."""
 
     steps: int = 3
+
+
+class CountJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="count"):
+    """Counts `steps` steps of `step_s` each, with a checkpoint after every `steps_per_save` (0 = none); what comes out
+    depends on every step. For checks of the job machinery; it asks for the GPU and for `bytes` of memory.
+    """
+
+    steps: Annotated[int, Meta(ge=0, lt=2**53)] = 10
+    step_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
+    steps_per_save: Annotated[int, Meta(ge=0, lt=2**53)] = 0
+    bytes: Annotated[int, Meta(ge=0, lt=2**53)] = 0
 
 
 class ImportGguf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="import_gguf"):
@@ -42,7 +54,7 @@ class PullRepo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     floor_bytes: int = 1 << 30  # of the disk, to be left free
 
 
-JobSpec = NoopJob | ImportGguf | PullRepo | LabSpec
+JobSpec = NoopJob | CountJob | ImportGguf | PullRepo | LabSpec
 
 
 class JobStarted(msgspec.Struct, frozen=True, tag="started"):

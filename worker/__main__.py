@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import NoReturn
 
 from shared.control import (
@@ -18,8 +19,10 @@ from shared.control import (
     Drain,
     ExitCode,
     Fatal,
+    GoOn,
+    Heard,
     Heartbeat,
-    JobUpdate,
+    Hold,
     LaunchJob,
     LaunchModel,
     Resize,
@@ -59,7 +62,7 @@ def main() -> None:
                 _serve(launch, control, args.data_fd)
             case LaunchJob() as launch:
                 raise SystemExit(_work(launch, control))
-            case Drain() | Cancel() | Adopt() | Resize():
+            case Drain() | Cancel() | Adopt() | Resize() | Heard() | Hold() | GoOn():
                 continue  # nothing has begun
 
 
@@ -95,26 +98,44 @@ def _serve(launch: LaunchModel, control: Control, data_fd: int) -> NoReturn:
 def _work(launch: LaunchJob, control: Control) -> int:
     """Run a job on this thread; the parent's messages come in on another."""
     from worker import jobs
+    from worker.jobs.failing import failure_of
+    from worker.jobs.gate import Gate
+    from worker.jobs.outbox import Outbox
 
     for talkative in ("httpx2", "httpx", "httpcore2", "httpcore", "huggingface_hub"):
         logging.getLogger(talkative).setLevel(logging.WARNING)  # below, they log addresses that are signed
-    stop = threading.Event()
+    gate = Gate()
+    outbox = Outbox(control.send, Path(launch.spool) if launch.spool else None)
 
     def on_message(message: ToWorker) -> None:
-        if isinstance(message, Cancel | Shutdown):
-            stop.set()
+        match message:
+            case Cancel() | Shutdown():
+                gate.stop()
+            case Hold():
+                gate.hold()
+            case GoOn():
+                gate.go_on()
+            case Heard(seq=seq):
+                outbox.heard(seq)
+            case Adopt(heard=seq):
+                outbox.tell_again(seq)
 
-    control.listen(on_message, lambda: os._exit(ExitCode.CLEAN))
+    control.may_be_adopted(launch.nonce, launch.grace_s)
+    # Without a parent nobody is answered, so there is nobody to wait for.
+    control.listen(on_message, lambda: os._exit(ExitCode.CLEAN), on_lost=gate.go_on)
     threading.Thread(target=_beat, args=(control,), name="heartbeat", daemon=True).start()
     try:
-        done = jobs.run(launch, lambda event: control.send(JobUpdate(event)), stop.is_set)
+        done = jobs.run(launch, outbox.tell, gate.should_stop)
     except Refused as refused:
-        control.send(Fatal(refused.failure))
+        outbox.fail(refused.failure)
         return exit_code(refused.failure)
     except Exception as error:
-        control.send(Fatal(Failure(ErrorCode.INTERNAL, f"the job failed: {type(error).__name__}: {error}")))
-        raise
-    control.send(JobUpdate(done))
+        failure = failure_of(error)
+        outbox.fail(failure)
+        if failure.code is ErrorCode.INTERNAL:
+            raise
+        return exit_code(failure)
+    outbox.tell(done)
     return ExitCode.CLEAN
 
 
@@ -128,10 +149,12 @@ def _thread_failed(failed: threading.ExceptHookArgs) -> None:
 
 
 def _beat(control: Control) -> None:
-    """Say once a second that this process lives; a job may be at one long step."""
+    """Say once a second that this process lives, and what it has held at most; a job may be at one long step."""
+    from worker.jobs.peak import peak_bytes
+
     while True:
         time.sleep(1.0)
-        control.send(Heartbeat(WorkerStats()))
+        control.send(Heartbeat(WorkerStats(peak_bytes=peak_bytes())))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The worker's end of the control channel: a thread that reads, a lock around writing.
 
-Reading has its own thread, so that the end of the parent is noticed while the event loop is busy. A model worker
+Reading has its own thread, so that the end of the parent is noticed while the event loop is busy. A worker
 then waits a while for a new parent (`adoption`), who gets the channel if he knows the nonce of the launch record.
 """
 
@@ -86,15 +86,21 @@ class Control:
                 return None
             self._queue += self._lines.feed(chunk)
 
-    def listen(self, on_message: Callable[[ToWorker], None], on_gone: Callable[[], None]) -> None:
-        """Read in a thread of its own until the parent is gone, and no other came. A new one's `Adopt` is passed
-        on too: he has been told `Hello` and waits for `Ready`.
+    def listen(
+        self,
+        on_message: Callable[[ToWorker], None],
+        on_gone: Callable[[], None],
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Read in a thread of its own until the parent is gone (`on_lost`), and no other came (`on_gone`). A new one's
+        `Adopt` is passed on too: he has been told `Hello` and waits for `Ready`.
         """
 
         def read() -> None:
             while True:
                 while (message := self.receive()) is not None:
                     on_message(message)
+                on_lost()
                 adopt = self._adopted()
                 if adopt is None:
                     break

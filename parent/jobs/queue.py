@@ -1,8 +1,8 @@
 """The job queue: runs what the store holds, a few at a time, each in a worker process of its own.
 
 Whatever happens to a job goes through the store first (table J decides), then to the process. A parent that is killed
-leaves its rows behind; the next one finds by pid and start time that their owner is dead, and queues them again where
-their kind can go on.
+leaves its rows and the processes of its jobs behind; the next one adopts those that live, takes down what the others
+still told, and queues those again whose kind can go on.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +19,33 @@ import psutil
 
 from parent.db import Database
 from parent.jobs import kinds, retry
-from parent.jobs.evaluations import RESULT
+from parent.jobs.housekeeping import clear_up, forget, move
+from parent.jobs.policy import Places, Policy
 from parent.jobs.pulls import pulled
-from parent.jobs.run import SILENCE_S, run_job
-from parent.jobs.states import Event, IllegalTransition, State
-from parent.jobs.store import Job, Jobs, Owner
-from parent.jobs.view import view
+from parent.jobs.run import SILENCE_S
+from parent.jobs.runs import ROW_S, Run, Terms
+from parent.jobs.states import ACTIVE, Event, IllegalTransition, State
+from parent.jobs.store import Job, Jobs, Owner, new_id
+from parent.jobs.takeover import adopt, finish
+from parent.jobs.turn import Turn
+from parent.jobs.view import Aside, view
 from parent.library.hf_cache import forget_parts
+from parent.workers.runtime_file import JOB_SOCKETS
 from parent.workers.states import Limits
 from shared.errors import ErrorCode, Failure, Refused, refuse
-from shared.jobs import JobDone, JobEvent, JobLog, JobSpec, JobStage, JobStarted
+from shared.jobs import JobSpec
 from shared.logs import event
 
 log = logging.getLogger(__name__)
-MAX_RUNNING = 2
-ROW_S = 1.0  # between two updates of a row's progress
-KEPT_S = 90 * 86400.0
-KEPT_JOBS = 10_000
+MAX_RUNNING = 2  # of those that need no GPU; of the others one
+HOUSEKEEPING_S = 3600.0
 _SAME_START_S = 1.0  # two readings of one process's start time differ by no more
 
 
 class JobQueue:
     """`start` it, `close` it. `publish` gets ("job", its view) at every change, progress at most once a second;
-    `on_done` each job that made something, once its row says so.
+    `on_done` each job that made something, once its row says so. `runtime_dir`: of sockets, where processes may be
+    adopted. `places`: where jobs on the GPU get their memory; None = they need not ask.
     """
 
     def __init__(
@@ -57,53 +61,173 @@ class JobQueue:
         backoff: retry.Backoff = retry.Backoff(),  # noqa: B008  (a tuple)
         max_running: int = MAX_RUNNING,
         clock: Callable[[], float] = time.time,
+        runtime_dir: Path | None = None,
+        policy: Callable[[], Policy] = Policy,
+        places: Places | None = None,
     ) -> None:
         self.store = Jobs(db, clock)
+        self.clock = clock
+        self.url = ""  # at which the server answers
+        self.is_closing = False
+        self.terms = Terms(
+            db.path.parent / "jobs", runtime_dir, worker_command, worker_env, limits, silence_s, backoff
+        )
         self._publish = publish
         self._on_done = on_done
-        self._command, self._env = worker_command, worker_env
-        self._limits, self._silence_s, self._backoff = limits, silence_s, backoff
+        self._policy, self._places = policy, places
         self._max_running = max_running
-        self._clock = clock
         self._owner = Owner(os.getpid(), psutil.Process().create_time())
-        self._running: dict[str, _Run] = {}
-        self._wake = asyncio.Event()
+        self._running: dict[str, Run] = {}
+        self._waits: dict[str, str] = {}  # why queued jobs have not begun
+        self._wake, self._news = asyncio.Event(), asyncio.Event()
         self._scheduler: asyncio.Task[None] | None = None
         self._admitting: asyncio.Task[Job | None] | None = None
-        self._clearing: set[asyncio.Task[None]] = set()
-        self._closing = False
+        self._clearing: set[asyncio.Task[Any]] = set()
+        self._housekeeper: asyncio.Task[None] | None = None
+        self._turn = Turn(policy, self._hold)
+        if places is not None:
+            places.on_placed = lambda _: self._wake.set()
+            places.on_displaced = self._displaced
+
+    # ------------------------------------------------------------ start and end
 
     async def start(self) -> None:
         """Take over what a dead parent left, then run what is queued."""
-        await self.store.prune(older_than_s=KEPT_S, keep=KEPT_JOBS)
+        await self._clear_up()
         for job in await self.store.active():
             if not self._is_owned_elsewhere(job):
-                said = f"interrupted: the server that ran it (pid {job.owner_pid}) is gone"
-                moved = await self._apply(job.id, Event.ORPHANED, error=_encoded(_unavailable(said)))
-                event(log, "job.orphaned", job=job.id, was=job.state, now=moved.state)
+                await self._take_over(job)
+        self._remove_old_sockets()
         self._scheduler = asyncio.create_task(self._schedule())
+        self._housekeeper = asyncio.create_task(self._keep_house())
 
     async def close(self) -> None:
         """End every worker; resumable jobs are queued again, for the next start. Then nothing is taken."""
-        self._closing = True
-        if self._scheduler is not None:
-            self._scheduler.cancel()
-            await asyncio.gather(self._scheduler, return_exceptions=True)
-        if self._admitting is not None:
-            await asyncio.gather(self._admitting, return_exceptions=True)
+        await self._stop_scheduling()
         ended = [run.ended for run in self._running.values()]
         for job_id in list(self._running):
-            said = "interrupted: the server was stopped"
             with contextlib.suppress(IllegalTransition, Refused):
-                await self._apply(job_id, Event.YIELDED, error=_encoded(_unavailable(said)))
+                await self.apply(job_id, Event.YIELDED, error=_interrupted("the server was stopped"))
             self._stop(job_id)
         await asyncio.gather(*ended, *self._clearing, return_exceptions=True)
 
-    async def submit(self, spec: JobSpec, *, output: str = "", rerun_of: str | None = None) -> Job:
-        """Queue a job. Raises `Refused` (conflict) naming the one that is at the same thing."""
-        if self._closing:
+    async def suspend(self) -> None:
+        """For a restart in place: leave the processes alone, which the new image adopts. Then nothing is taken."""
+        if self.terms.runtime_dir is None or self.grace_s <= 0:
+            await self.close()
+            return
+        await self._stop_scheduling()
+        ended = [run.ended for run in self._running.values()]
+        for run in list(self._running.values()):
+            run.let_go()
+        await asyncio.gather(*ended, *self._clearing, return_exceptions=True)
+
+    def end_watching(self) -> None:
+        """Whoever waits for news is told that there will be none."""
+        self.is_closing = True
+        self.told()
+
+    async def _stop_scheduling(self) -> None:
+        self.end_watching()
+        self._turn.close()
+        tasks = [task for task in (self._scheduler, self._housekeeper) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._admitting is not None:
+            await asyncio.gather(self._admitting, return_exceptions=True)
+
+    async def _take_over(self, job: Job) -> None:
+        """A job of a dead parent: adopt its process, or settle what is left of it."""
+        run = Run(self, job)
+        if job.state is not State.STOPPING and self.grace_s > 0:
+            worker = await adopt(job, run)
+            if worker is not None:
+                await self.store.set(job.id, owner_pid=self._owner.pid, owner_started=self._owner.started)
+                if run.uses_gpu and self._places is not None:
+                    may_leave = kinds.kind_of(job.kind).resumable
+                    self._places.adopt(job.id, job.needs, job.peak_bytes, may_leave=may_leave)
+                    run.hold(self._turn.should_wait)
+                event(log, "job.adopted", job=job.id, kind=job.kind, pid=worker.process.pid)
+                self._begin(run)
+                return
+        await finish(job, run, self.terms.limits.stop_grace_s)
+        job = await self.store.get(job.id)
+        if job.state in ACTIVE:
+            said = f"interrupted: the server that ran it (pid {job.owner_pid}) is gone"
+            moved = await self.apply(job.id, Event.ORPHANED, error=_interrupted(said))
+            event(log, "job.orphaned", job=job.id, was=job.state, now=moved.state)
+
+    def _remove_old_sockets(self) -> None:
+        """Of processes that are no job's any more."""
+        if self.terms.runtime_dir is not None:
+            used = {run.socket for run in self._running.values()}
+            for path in self.terms.runtime_dir.glob(JOB_SOCKETS):
+                if str(path) not in used:
+                    path.unlink(missing_ok=True)
+
+    def _is_owned_elsewhere(self, job: Job) -> bool:
+        """A live process other than this one owns it. A row of ours from before an exec in place is an orphan."""
+        if job.owner_pid is None or job.owner_started is None or job.owner_pid == self._owner.pid:
+            return False
+        try:
+            started = psutil.Process(job.owner_pid).create_time()
+        except psutil.Error:
+            return False
+        return abs(started - job.owner_started) <= _SAME_START_S
+
+    # ------------------------------------------------------------ what people ask
+
+    async def submit(
+        self, spec: JobSpec, *, output: str = "", needs: int = 0, rerun_of: str | None = None
+    ) -> Job:
+        """Queue a job. Raises `Refused`: conflict naming the one that is at the same thing, cannot_fit, unsupported."""
+        self._check(spec, needs)
+        job = await self.store.create(spec, output=output, needs=needs, rerun_of=rerun_of)
+        return self._queued(job)
+
+    async def retry(self, job_id: str) -> Job:
+        """A new job like one that ended without success; it goes on from the last checkpoint. Raises `Refused`."""
+        old = await self.store.get(job_id)
+        if not old.is_over or old.state is State.DONE:
+            raise refuse(ErrorCode.CONFLICT, f"{job_id} is {old.state}: there is nothing to retry")
+        try:
+            spec = kinds.decode_spec(old.spec)
+        except msgspec.MsgspecError as error:
+            said = f"this version of mlxd cannot run {job_id} of kind {old.kind}: {error}"
+            raise refuse(ErrorCode.UNSUPPORTED, said) from None
+        self._check(spec, old.needs)
+        is_taken = await asyncio.to_thread(Path(old.output).exists) if old.output else False
+        if is_taken:
+            raise refuse(ErrorCode.CONFLICT, f"{old.output} exists by now; remove it, or submit another job")
+        new, root = new_id(), self.terms.folders
+        is_moved = await asyncio.to_thread(move, root, job_id, new)
+        resume, step = (old.resume, old.saved_step) if is_moved else ("", 0)
+        try:
+            job = await self.store.create(
+                spec,
+                output=old.output,
+                needs=old.needs,
+                rerun_of=job_id,
+                job_id=new,
+                resume=resume,
+                saved_step=step,
+            )
+        except BaseException:
+            await asyncio.to_thread(move, root, new, job_id)
+            raise
+        return self._queued(job)
+
+    def _check(self, spec: JobSpec, needs: int) -> None:
+        if self.is_closing:
             raise refuse(ErrorCode.SHUTTING_DOWN, "the server is leaving")
-        job = await self.store.create(spec, output=output, rerun_of=rerun_of)
+        if not kinds.is_known(type(spec)):
+            said = f"this version of mlxd cannot run jobs of kind {kinds.tag_of(spec)}"
+            raise refuse(ErrorCode.UNSUPPORTED, said)
+        if self._places is not None and (failure := self._places.never_fits(needs)) is not None:
+            raise Refused(failure)
+
+    def _queued(self, job: Job) -> Job:
         self._tell(job)
         self._wake.set()
         return job
@@ -112,9 +236,18 @@ class JobQueue:
         """Raises `Refused` (not_found)."""
         return await self.store.get(job_id)
 
-    async def list(self, *, limit: int = 50, kind: str = "") -> list[Job]:
+    async def list(
+        self, *, limit: int = 50, kind: str = "", states: Collection[State] = frozenset(State)
+    ) -> list[Job]:
         """Newest first."""
-        return await self.store.find(limit=limit, kind=kind)
+        return await self.store.find(limit=limit, kind=kind, states=states)
+
+    def view(self, job: Job) -> dict[str, Any]:
+        """The job as clients see it, with what only this server knows."""
+        run = self._running.get(job.id)
+        waits = self._waits.get(job.id, "") if job.state is State.QUEUED else ""
+        is_held = run is not None and run.is_held and job.state is State.RUNNING
+        return view(job, Aside(waits, "answers" if is_held else ""))
 
     async def cancel(self, job_id: str) -> Job:
         """For good; what a pull has verified stays. Raises `Refused` (not_found; conflict: it is over)."""
@@ -128,10 +261,26 @@ class JobQueue:
         """Queue a paused job again; one that waits to be retried is tried at once. Raises as `pause`."""
         return await self._told(job_id, Event.RESUME)
 
+    async def pin(self, job_id: str, pinned: bool) -> Job:
+        """Keep it for ever, or as long as others. Raises `Refused` (not_found)."""
+        job = await self.store.pin(job_id, pinned)
+        self._show(job)
+        return job
+
+    async def delete(self, job_id: str) -> None:
+        """Forget a job that is over; what it made stays. Raises `Refused` (not_found, conflict)."""
+        job = await self.store.get(job_id)
+        if not job.is_over:
+            raise refuse(ErrorCode.CONFLICT, f"{job_id} is {job.state}; cancel it first")
+        if job.pinned:
+            raise refuse(ErrorCode.CONFLICT, f"{job_id} is pinned; take the pin away first")
+        await forget(self.store, self.terms.folders, [job_id])
+        self.told()
+
     async def _told(self, job_id: str, word: Event) -> Job:
         """An operator's word."""
         try:
-            job = await self._apply(job_id, word)
+            job = await self.apply(job_id, word)
         except IllegalTransition:
             job = await self.store.get(job_id)
             if word is Event.PAUSE and not kinds.kind_of(job.kind).resumable and not job.is_over:
@@ -140,237 +289,180 @@ class JobQueue:
                 ) from None
             raise refuse(ErrorCode.CONFLICT, f"{job_id} is {job.state}: there is nothing to {word}") from None
         if job.state is State.STOPPING:
-            self._stop(job_id)
+            self._stop(job_id, saves=word is Event.PAUSE)
+        elif job.state is not State.QUEUED:
+            self._leave(job_id)
         self._wake.set()
         return job
 
-    def _stop(self, job_id: str) -> None:
+    def _stop(self, job_id: str, *, saves: bool = False) -> None:
         if (run := self._running.get(job_id)) is not None:
-            run.stop()
+            run.stop(saves=saves)
+
+    # ------------------------------------------------------------ whose turn it is
 
     async def _schedule(self) -> None:
         while True:
             self._wake.clear()
-            if len(self._running) < self._max_running:
-                try:
-                    job = await self._admit()
-                    delay = await self.store.next_retry_s() if job is None else 0.0
-                except Refused as refused:  # the disk is full, say: rows wait
-                    event(log, "job.not_admitted", level=logging.ERROR, error=str(refused))
-                    job, delay = None, ROW_S
-                if job is not None:
-                    continue
-            else:
-                delay = None
+            try:
+                delay = await self._admit_all()
+            except Refused as refused:  # the disk is full, say: rows wait
+                event(log, "job.not_admitted", level=logging.ERROR, error=str(refused))
+                delay = ROW_S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await self._wake.wait()
 
-    async def _admit(self) -> Job | None:
+    async def _admit_all(self) -> float | None:
+        """Begin what may begin. Seconds until the next look; None = nothing will change by time alone."""
+        delay: float | None = None
+        queued = [] if self.is_closing else await self.store.queued()
+        for job in queued:
+            if left := self.store.due_in(job):
+                delay = left if delay is None else min(delay, left)
+                continue
+            if job.id in self._running:
+                continue  # it has just been queued again, and its last process is not quite gone
+            waits = self._hindrance(job)
+            if waits != self._waits.get(job.id, ""):
+                self._waits[job.id] = waits
+                self._show(job)
+            if not waits:
+                with contextlib.suppress(IllegalTransition):  # it was cancelled meanwhile
+                    await self._admit(job.id)
+        for job_id in self._waits.keys() - {job.id for job in queued}:
+            del self._waits[job_id]
+        return delay
+
+    def _hindrance(self, job: Job) -> str:
+        """Why a job cannot begin now; "" = it can."""
+        kind = kinds.kind_of(job.kind)
+        others = [run for run in self._running.values() if run.uses_gpu is kind.uses_gpu]
+        if not kind.uses_gpu:
+            return f"{others[0].job.id}, which runs" if len(others) >= self._max_running else ""
+        if others:
+            return f"{others[0].job.id}, which runs"
+        if self._places is None:
+            return ""
+        return self._places.ask(job.id, job.needs, may_leave=kind.resumable)
+
+    async def _admit(self, job_id: str) -> Job | None:
         """Shielded: a row that is starting must get its run, whoever cancels the scheduler."""
 
-        async def admit() -> Job | None:
-            job = await self.store.admit_next(self._owner)
-            if job is not None:
-                self._running[job.id] = run = _Run(self, job)
-                run.ended = asyncio.create_task(run.run())
-                self._tell(job)
+        async def admit() -> Job:
+            try:
+                job = await self.store.admit(job_id, self._owner)
+            except BaseException:
+                self._leave(job_id)
+                raise
+            run = Run(self, job)
+            run.hold(run.uses_gpu and self._turn.should_wait)
+            self._begin(run)
+            self._tell(job)
             return job
 
         self._admitting = asyncio.create_task(admit())
         return await asyncio.shield(self._admitting)
 
-    def _is_owned_elsewhere(self, job: Job) -> bool:
-        """A live process other than this one owns it. A row of ours from before an exec in place is an orphan."""
-        if job.owner_pid is None or job.owner_started is None or job.owner_pid == self._owner.pid:
-            return False
-        try:
-            started = psutil.Process(job.owner_pid).create_time()
-        except psutil.Error:
-            return False
-        return abs(started - job.owner_started) <= _SAME_START_S
+    def _begin(self, run: Run) -> None:
+        self._running[run.job.id] = run
+        run.ended = asyncio.create_task(run.run())
 
-    async def _apply(self, job_id: str, what: Event, *, transient: bool = False, **changes: Any) -> Job:
+    def _leave(self, job_id: str) -> None:
+        if self._places is not None:
+            self._places.leave(job_id)
+
+    def _displaced(self, job_id: str) -> None:
+        """A model is starving for its memory: it stops, and goes on later."""
+
+        async def displace() -> None:
+            with contextlib.suppress(IllegalTransition, Refused):
+                job = await self.apply(job_id, Event.YIELDED)
+                event(log, "job.displaced", job=job_id, state=job.state)
+                self._stop(job_id, saves=True)
+
+        self._later(displace())
+
+    # ------------------------------------------------------------ answers come first
+
+    def answers(self, are_running: bool) -> None:
+        """Whether requests are answered, or wait to be, just now."""
+        if not self.is_closing:
+            self._turn.answers(are_running)
+
+    def _hold(self) -> None:
+        held = self._turn.should_wait
+        for run in self._running.values():
+            if run.uses_gpu and run.is_held is not held:
+                run.hold(held)
+                event(log, "job.held" if held else "job.goes_on", job=run.job.id)
+                self._later(self._tell_of(run.job.id))
+
+    async def _tell_of(self, job_id: str) -> None:
+        with contextlib.suppress(Refused):
+            self._show(await self.store.get(job_id))
+
+    # ------------------------------------------------------------ what a run needs
+
+    @property
+    def grace_s(self) -> float:
+        return self._policy().grace_s if self.terms.runtime_dir is not None else 0.0
+
+    async def apply(self, job_id: str, what: Event, *, transient: bool = False, **changes: Any) -> Job:
         job = await self.store.apply(job_id, what, transient=transient, **changes)
         self._tell(job)
         return job
 
+    def told(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    @property
+    def news(self) -> asyncio.Event:
+        """Set when the next time some job tells something, or moves. Ask for it before you look."""
+        return self._news
+
+    def measured(self, job_id: str, peak: int) -> None:
+        if self._places is not None:
+            self._places.measure(job_id, peak)
+
+    def completed(self, spec: JobSpec) -> JobSpec:
+        if getattr(spec, "url", None) == "" and self.url:
+            return msgspec.structs.replace(spec, url=self.url)
+        return spec
+
+    def ended(self, run: Run) -> None:
+        del self._running[run.job.id]
+        self._leave(run.job.id)
+        self._wake.set()
+
+    def _show(self, job: Job) -> None:
+        self._publish("job", self.view(job))
+        self.told()
+
     def _tell(self, job: Job) -> None:
-        self._publish("job", view(job))
+        """A job has moved: to everyone, and what follows on its end."""
+        self._show(job)
         if job.state is State.DONE:
             self._on_done(job)
         elif job.state is State.CANCELLED and (spec := pulled(job)) is not None:
-            clearing = asyncio.create_task(asyncio.to_thread(forget_parts, Path(spec.cache_dir), spec.repo))
-            self._clearing.add(clearing)
-            clearing.add_done_callback(self._clearing.discard)
+            self._later(asyncio.to_thread(forget_parts, Path(spec.cache_dir), spec.repo))
 
+    def _later(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._clearing.add(task)
+        task.add_done_callback(self._clearing.discard)
 
-class _Run:
-    """One job between `admit` and `exit`: its process, and what that says, in order into the store."""
-
-    def __init__(self, queue: JobQueue, job: Job) -> None:
-        self.queue = queue
-        self.job = job
-        self.ended: asyncio.Task[None]
-        self._inbox: asyncio.Queue[JobEvent | Failure | None] = asyncio.Queue()
-        self._process: asyncio.Task[JobDone] | None = None
-        self._stopped = False
-        self._stage = ""
-        self._growth = retry.Growth(kinds.kind_of(job.kind).grows)
-
-    def stop(self) -> None:
-        """Begin the stop ladder; the row says already what becomes of the job."""
-        self._stopped = True
-        if self._process is not None:
-            self._process.cancel()
-
-    async def run(self) -> None:
-        """Returns when no process is left and the row says how it went."""
-        queue, job = self.queue, self.job
-        failure: Failure | None = None
-        try:
+    async def _keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(HOUSEKEEPING_S)
             with contextlib.suppress(Refused):
-                if (await queue.store.get(job.id)).state is State.STOPPING:
-                    self._stopped = True  # the word came between the row and this run
-            if not self._stopped:
-                event(log, "job.started", job=job.id, kind=job.kind, attempt=job.attempt)
-                self._process = asyncio.ensure_future(self._work())
-                pump = asyncio.create_task(self._pump())
-                await asyncio.wait({self._process})
-                self._inbox.put_nowait(None)
-                await pump
-                failure = _failure_of(self._process)
-            await self._exit(failure)
-        finally:
-            del queue._running[job.id]
-            queue._wake.set()
+                await self._clear_up()
 
-    async def _work(self) -> JobDone:
-        queue, job = self.queue, self.job
-        try:
-            spec = kinds.decode_spec(job.spec)
-        except msgspec.MsgspecError as error:
-            said = f"this version of mlxd cannot run {job.id} of kind {job.kind}: {error}"
-            raise refuse(ErrorCode.UNSUPPORTED, said) from None
-        return await run_job(
-            spec,
-            job.output,
-            job_id=job.id,
-            on_event=self._inbox.put_nowait,
-            on_fault=self._inbox.put_nowait,
-            worker_command=queue._command,
-            worker_env=queue._env,
-            limits=queue._limits,
-            silence_s=queue._silence_s,
-        )
-
-    async def _pump(self) -> None:
-        """What the worker says, into the store. Nothing it says can end the job but by table J."""
-        latest: JobStage | None = None
-        loop = asyncio.get_running_loop()
-        written_at = -ROW_S
-        while True:
-            news: JobEvent | Failure | None = None
-            try:
-                async with asyncio.timeout_at(written_at + ROW_S if latest else None):
-                    news = await self._inbox.get()
-            except TimeoutError:
-                await self._progress(latest)
-                latest, written_at = None, loop.time()
-                continue
-            if isinstance(news, JobStage):
-                self._growth.see(news)
-                if news.stage != self._stage:
-                    await self._progress(latest)
-                    await self._note("stage", {"stage": news.stage, "total": news.total})
-                    self._stage, written_at = news.stage, -ROW_S
-                latest = news
-                if loop.time() >= written_at + ROW_S:
-                    await self._progress(latest)
-                    latest, written_at = None, loop.time()
-                continue
-            await self._progress(latest)
-            latest = None
-            match news:
-                case None:
-                    return
-                case JobStarted():
-                    await self._write(Event.STARTED)
-                case JobLog(line=line):
-                    await self._note("log", {"line": line})
-                case JobDone():
-                    if news.result:  # before the row says so: who sees it done finds it
-                        await self._note(RESULT, news.result)
-                    await self._write(Event.DONE, output=news.output, message=news.summary)
-                case Failure():
-                    transient, changes = self._judge(news)
-                    await self._write(Event.DEADLINE, transient=transient, **changes)
-
-    async def _progress(self, latest: JobStage | None) -> None:
-        if latest is None:
-            return
-        counts: dict[str, Any] = {"stage": latest.stage, "done": latest.done, "total": latest.total}
-        if self._growth.grew:
-            counts["orphaned"] = 0  # a server that dies now was not killed by this job
-        await self._write(Event.PROGRESS, message=latest.message, **counts)
-
-    async def _note(self, kind: str, data: dict[str, Any]) -> None:
-        try:
-            await self.queue.store.note(self.job.id, kind, data)
-        except Refused as refused:
-            event(log, "job.not_written", level=logging.ERROR, job=self.job.id, error=str(refused))
-
-    async def _write(self, what: Event, *, transient: bool = False, **changes: Any) -> None:
-        try:
-            await self.queue._apply(self.job.id, what, transient=transient, **changes)
-        except IllegalTransition as error:  # a worker that says things out of order
-            event(log, "job.out_of_order", level=logging.WARNING, job=self.job.id, error=str(error))
-        except Refused as refused:
-            event(log, "job.not_written", level=logging.ERROR, job=self.job.id, error=str(refused))
-
-    async def _exit(self, failure: Failure | None) -> None:
-        """The last event, which must reach the row: while the disk is full it is tried again."""
-        queue, job_id = self.queue, self.job.id
-        transient, changes = self._judge(failure) if failure else (False, {})
-        while True:
-            try:
-                ended = await queue._apply(job_id, Event.EXIT, transient=transient, **changes)
-                break
-            except Refused as refused:
-                event(log, "job.not_written", level=logging.ERROR, job=job_id, error=str(refused))
-                if queue._closing:
-                    return  # the next start finds the row, and that its owner is gone
-                await asyncio.sleep(ROW_S)
-        event(log, "job.left", job=job_id, state=ended.state, error=ended.error)
-
-    def _judge(self, failure: Failure) -> tuple[bool, dict[str, Any]]:
-        """Whether the job shall be tried again, and what its row then says."""
-        changes: dict[str, Any] = {"error": _encoded(failure)}
-        if not kinds.kind_of(self.job.kind).resumable:
-            return False, changes
-        again = retry.after(failure, self.job.fruitless, grew=self._growth.grew, backoff=self.queue._backoff)
-        changes["fruitless"] = again.fruitless
-        if again.delay_s is not None:
-            changes["retry_at"] = self.queue._clock() + again.delay_s
-        return again.delay_s is not None, changes
+    async def _clear_up(self) -> None:
+        await clear_up(self.store, self.terms.folders, self.clock(), self._policy().retention)
 
 
-def _failure_of(work: "asyncio.Task[JobDone]") -> Failure | None:
-    """Why it did not end well; None where it did, or was stopped."""
-    if work.cancelled():
-        return None
-    error = work.exception()
-    if error is None:
-        return None
-    if isinstance(error, Refused):
-        return error.failure
-    log.error("job.bug", exc_info=error)
-    return Failure(ErrorCode.INTERNAL, f"a bug in the server: {type(error).__name__}: {error}")
-
-
-def _unavailable(said: str) -> Failure:
-    return Failure(ErrorCode.ENGINE_UNAVAILABLE, said)
-
-
-def _encoded(failure: Failure) -> str:
-    return msgspec.json.encode(failure).decode()
+def _interrupted(said: str) -> str:
+    text = said if said.startswith("interrupted") else f"interrupted: {said}"
+    return msgspec.json.encode(Failure(ErrorCode.ENGINE_UNAVAILABLE, text)).decode()

@@ -1,13 +1,15 @@
-"""Run one job worker to its end: launch, events, cancel, and a failure that says why."""
+"""One job worker, from its start to its end: launch, events, hold, cancel, and a failure that says why."""
 
 import asyncio
 import contextlib
 import os
 import signal
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+from parent.jobs.memory_watch import MemoryWatch
 from parent.jobs.quoting import last_words, shown, without_queries
 from parent.workers import launcher
 from parent.workers.channel import Channel
@@ -17,9 +19,12 @@ from parent.workers.supervisor import wire_mismatch
 from shared import control
 from shared.errors import ErrorCode, Failure, Refused
 from shared.jobs import JobDone, JobEvent, JobSpec
+from shared.units import format_bytes
 
 SILENCE_S = 30.0
 """Job workers send a heartbeat every second: one that is silent for so long is stopped or hangs."""
+
+LAST_WORDS_S = 0.5
 
 
 async def run_job(
@@ -40,116 +45,208 @@ async def run_job(
     Raises `Refused` with the job's own failure, or with how its process ended. When the caller is cancelled
     (SIGINT under `asyncio.run`) the worker is told, terminated, killed, and gone before this returns.
     """
-    environment = launcher.worker_environment(worker_env or {})
     launch = control.LaunchJob(job_id=job_id or uuid.uuid4().hex, spec=spec, output=os.fspath(output))
+    worker = await start(
+        launch, lambda _, event: on_event(event), worker_command=worker_command, worker_env=worker_env
+    )
+    return await worker.attend(launch, limits, silence_s, on_fault)
+
+
+async def start(
+    launch: control.LaunchJob,
+    on_update: Callable[[int, JobEvent], None],
+    *,
+    worker_command: list[str] | None = None,
+    worker_env: dict[str, str] | None = None,
+    adopt_path: Path | None = None,
+) -> "JobWorker":
+    """A process that waits to be told what to do. `adopt_path`: of the socket at which a later parent finds it.
+
+    Raises `Refused` where it cannot be started.
+    """
     try:
         process, control_end = launcher.start(
             worker_command or launcher.default_command(),
-            environment=environment,
+            environment=launcher.worker_environment(worker_env or {}),
             socket_path=None,
+            adopt_path=adopt_path,
             ids={"job": launch.job_id},
             clean=without_queries,
         )
     except OSError as error:
         said = f"the job's worker could not be started: {error}"
         raise Refused(Failure(ErrorCode.ENGINE_UNAVAILABLE, said)) from None
-    job = _Job(launch, on_event)
-    job.channel = channel = Channel(job.message)
-    await channel.open(control_end)
-    try:
-        fault = await _watch(process, job, limits, silence_s)
-        if fault is not None:
-            job.failure = job.failure or fault
-            on_fault(fault)
-            if job.greeted.done():
-                process.signal(signal.SIGUSR1)  # where it hangs, into its last words
-    finally:
-        await asyncio.shield(_end(process, channel, limits))
-    code = process.exited.result()
-    if job.done is not None:
-        return job.done
-    if job.failure is not None:
-        raise Refused(job.failure)
-    words = last_words(process.tail())
-    said = f"the job's worker {launcher.describe_exit(code)} before it was done{words and f': {words}'}"
-    raise Refused(Failure(ErrorCode.ENGINE_UNAVAILABLE, said))
+    worker = JobWorker(process, on_update)
+    worker.adopt_path = str(adopt_path or "")
+    worker.channel = Channel(worker.message)
+    await worker.channel.open(control_end)
+    return worker
 
 
-class _Job:
-    """What the messages of one job worker add up to."""
+class JobWorker:
+    """One process, whether we have started or adopted it. `attend` it to its end.
 
-    def __init__(self, launch: control.LaunchJob, on_event: Callable[[JobEvent], None]) -> None:
-        loop = asyncio.get_running_loop()
-        self.launch = launch
-        self.channel: Channel | None = None
-        self.greeted: asyncio.Future[None] = loop.create_future()
-        self.ended: asyncio.Future[None] = loop.create_future()  # it has told its end, and may leave
-        self.heard_at = loop.time()
-        self.done: JobDone | None = None
-        self.failure: Failure | None = None
-        self._loop = loop
-        self._on_event = on_event
+    `on_update` gets what it tells, with the number of the update; `peak_bytes` is what it has held at most.
+    """
+
+    def __init__(self, process: Process, on_update: Callable[[int, JobEvent], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.process = process
+        self.channel: Channel
+        self.adopt_path = ""  # of the socket at which a later parent finds it
+        self.grace_s: float | None = None  # of each step of the stop ladder, where it is not the usual one
+        self.lives_on = False  # when it is attended no more: another parent takes it over
+        self.peak_bytes = 0
+        self.on_beat: Callable[[], None] = lambda: None  # about once a second, while it lives
+        self._on_update = on_update
+        self._greeted: asyncio.Future[None] = self._loop.create_future()
+        self._ended: asyncio.Future[None] = self._loop.create_future()  # it has told its end, and may leave
+        self._heard_at = self._loop.time()
+        self._done: JobDone | None = None
+        self._failure: Failure | None = None
+        self._watch = MemoryWatch()
+        self._killed = False  # by us
+        self._is_launched = self._is_held = False
 
     def message(self, message: control.FromWorker) -> None:
-        self.heard_at = self._loop.time()
+        """What it says."""
+        self._heard_at = self._loop.time()
         match message:
             case control.Hello():
-                if not self.greeted.done():
-                    self.greeted.set_result(None)
-                self.failure = wire_mismatch(message)
-                if self.channel is not None:
-                    self.channel.send(self.launch if self.failure is None else control.Shutdown())
-            case control.JobUpdate(event=event):
+                if not self._greeted.done():
+                    self._failure = wire_mismatch(message)
+                    self._greeted.set_result(None)
+            case control.JobUpdate(event=event, seq=seq):
                 if isinstance(event, JobDone):
-                    self.done = event
-                    self._end()
-                self._on_event(event)
+                    self._done = event
+                    self._end_is_told()
+                self._on_update(seq, event)
+            case control.Heartbeat(stats=stats):
+                self.peak_bytes = max(self.peak_bytes, stats.peak_bytes)
+                self._watch.look()
+                self.on_beat()
             case control.Fatal(failure=failure):
-                self.failure = self.failure or shown(failure)
-                self._end()
+                self._failure = self._failure or shown(failure)
+                self._end_is_told()
             case _:
-                pass  # a heartbeat: it lives
+                pass
 
-    def _end(self) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
+    def was_adopted(self, adopt_path: str) -> None:
+        """It has said hello already, and knows what to do."""
+        self.adopt_path = adopt_path
+        self._is_launched = True
+        self._greeted.set_result(None)
 
+    def say(self, message: control.ToWorker) -> None:
+        """One message to it."""
+        self.channel.send(message)
 
-async def _watch(process: Process, job: _Job, limits: Limits, silence_s: float) -> Failure | None:
-    """Returns when the process has left (None), has told its end and does not leave (None), or has a fault."""
-    loop = asyncio.get_running_loop()
-    while not process.exited.done():
-        patience = limits.hello_s if not job.greeted.done() else silence_s
-        if job.ended.done():
-            patience = limits.stop_grace_s
-        left = job.heard_at + patience - loop.time()
-        if left > 0:
-            news: set[asyncio.Future[Any]] = {job.greeted, job.ended}
-            waiting = {process.exited, *(future for future in news if not future.done())}
-            await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        elif job.ended.done():
-            return None
-        elif not job.greeted.done():
-            said = f"the job's worker did not say hello in {limits.hello_s:g} s"
-            return Failure(ErrorCode.ENGINE_UNAVAILABLE, said)
-        else:
-            said = f"the job's worker said nothing for {silence_s:g} s and was ended"
-            return Failure(ErrorCode.ENGINE_UNAVAILABLE, said)
-    return None
+    def hold(self, held: bool) -> None:
+        """Have it wait before the next step, or take it; from its first step on where it has not been launched yet."""
+        self._is_held = held
+        if self._is_launched:
+            self.say(control.Hold() if held else control.GoOn())
 
+    async def attend(
+        self,
+        launch: control.LaunchJob | None,
+        limits: Limits,
+        silence_s: float = SILENCE_S,
+        on_fault: Callable[[Failure], None] = lambda _: None,
+        before_launch: Callable[[], Awaitable[None]] | None = None,
+    ) -> JobDone:
+        """As `run_job`. `launch` None: it was told by somebody else. Cancelled while `lives_on`, it is left alone."""
+        launching = self._loop.create_task(self._launch(launch, before_launch)) if launch else None
+        try:
+            fault = await self._fault(limits, silence_s)
+            if fault is not None:
+                self._failure = self._failure or fault
+                on_fault(fault)
+                if self._greeted.done():
+                    self.process.signal(signal.SIGUSR1)  # where it hangs, into its last words
+        finally:
+            if launching is not None:
+                if not (self.lives_on and self._greeted.done()):
+                    launching.cancel()
+                await asyncio.gather(launching, return_exceptions=True)
+            if not self.lives_on:
+                await asyncio.shield(self.end(limits))
+        code = self.process.exited.result()
+        if self._done is not None:
+            return self._done
+        raise Refused(self._failure or self._how_it_ended(code))
 
-async def _end(process: Process, channel: Channel, limits: Limits) -> None:
-    """The stop ladder, where the process has not left by itself; then its last words."""
-    if not process.exited.done():
-        channel.send(control.Cancel())
-        for step in (signal.SIGTERM, signal.SIGKILL):
-            await asyncio.wait({process.exited}, timeout=limits.stop_grace_s)
-            if process.exited.done():
-                break
-            process.signal(step)
-        await process.exited
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(0.5):
-            await channel.closed.wait()
-    channel.close()
-    await process.output_ended(0.5)
+    async def _launch(
+        self, launch: control.LaunchJob, before_launch: Callable[[], Awaitable[None]] | None
+    ) -> None:
+        await asyncio.shield(self._greeted)
+        if self._failure is not None:
+            self.say(control.Shutdown())
+            return
+        try:
+            if before_launch is not None:
+                await before_launch()
+        except Refused as refused:  # it cannot be written down who runs: then nobody shall
+            self._failure = refused.failure
+            self.say(control.Shutdown())
+            return
+        self.say(launch)
+        self._is_launched = True
+        if self._is_held:
+            self.say(control.Hold())
+
+    async def _fault(self, limits: Limits, silence_s: float) -> Failure | None:
+        """Returns when the process has left (None), has told its end and does not leave (None), or has a fault."""
+        exited = self.process.exited
+        while not exited.done():
+            patience = limits.hello_s if not self._greeted.done() else silence_s
+            if self._ended.done():
+                patience = limits.stop_grace_s
+            left = self._heard_at + patience - self._loop.time()
+            if left > 0:
+                news: set[asyncio.Future[Any]] = {self._greeted, self._ended}
+                waiting = {exited, *(future for future in news if not future.done())}
+                await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            elif self._ended.done():
+                return None
+            elif not self._greeted.done():
+                said = f"the job's worker did not say hello in {limits.hello_s:g} s"
+                return Failure(ErrorCode.ENGINE_UNAVAILABLE, said)
+            else:
+                said = f"the job's worker said nothing for {silence_s:g} s and was ended"
+                return Failure(ErrorCode.ENGINE_UNAVAILABLE, said)
+        return None
+
+    async def end(self, limits: Limits) -> None:
+        """The stop ladder, where the process has not left by itself; then its last words."""
+        exited = self.process.exited
+        if not exited.done():
+            self.say(control.Cancel())
+            grace_s = limits.stop_grace_s if self.grace_s is None else self.grace_s
+            for step in (signal.SIGTERM, signal.SIGKILL):
+                await asyncio.wait({exited}, timeout=grace_s)
+                if exited.done():
+                    break
+                self._killed, grace_s = True, limits.stop_grace_s
+                self.process.signal(step)
+            await exited
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self.channel.closed.wait()
+        self.channel.close()
+        self.process.signal(signal.SIGKILL)  # what it has started and left
+        launcher.remove_socket(self.adopt_path)
+        await self.process.output_ended(LAST_WORDS_S)
+
+    def _how_it_ended(self, code: int | None) -> Failure:
+        words = last_words(self.process.tail())
+        how = f"{launcher.describe_exit(code)} before it was done{words and f': {words}'}"
+        # Of one that was adopted nobody knows how it ended.
+        if code in (-signal.SIGKILL, None) and not self._killed and self._watch.is_short():
+            held = f" at {format_bytes(self.peak_bytes)}" if self.peak_bytes else ""
+            return Failure(ErrorCode.CANNOT_FIT, f"out of memory{held}: the job's worker {how}")
+        return Failure(ErrorCode.ENGINE_UNAVAILABLE, f"the job's worker {how}")
+
+    def _end_is_told(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)

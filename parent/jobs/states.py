@@ -39,7 +39,7 @@ class Event(StrEnum):
     CANCEL = "cancel"
     EXIT = "exit"
     DEADLINE = "deadline"
-    ORPHANED = "orphaned"  # found at start; the server that ran it is dead
+    ORPHANED = "orphaned"  # found at start: the server that ran it is dead, and its process is too
 
 
 TERMINAL = frozenset({State.DONE, State.FAILED, State.CANCELLED, State.LOST})
@@ -48,12 +48,15 @@ ACTIVE = frozenset({State.STARTING, State.RUNNING, State.STOPPING})
 
 
 class Facts(NamedTuple):
-    """What the guards look at. `transient`: its failure may be gone at another try, and tries are left."""
+    """What the guards look at. `transient`: its failure may be gone at another try, and tries are left. `begun`: its
+    process was told what to do.
+    """
 
     resumable: bool = False
     transient: bool = False
     deaths_left: bool = True  # of its servers, before it is given up
     verdict: State | None = None
+    begun: bool = True
 
 
 class IllegalTransition(Exception):
@@ -62,6 +65,7 @@ class IllegalTransition(Exception):
 
 GUARDS: dict[str, Callable[[Facts], bool]] = {
     "resumable": lambda facts: facts.resumable,
+    "nothing begun, server deaths left": lambda facts: not facts.begun and facts.deaths_left,
     "resumable, server deaths left": lambda facts: facts.resumable and facts.deaths_left,
     "transient failure, tries left": lambda facts: facts.transient,
     "verdict is queued or paused": lambda facts: facts.verdict in (State.QUEUED, State.PAUSED),
@@ -115,7 +119,10 @@ TABLE: dict[tuple[State, Event], tuple[Row, ...]] = {
         _stop(State.QUEUED, "transient failure, tries left", "did not start; stop ladder"),
         _stop(State.FAILED, note="did not start in 10 s; stop ladder"),
     ),
-    (State.STARTING, Event.ORPHANED): _ORPHANED,
+    (State.STARTING, Event.ORPHANED): (
+        Row(State.QUEUED, guard="nothing begun, server deaths left"),
+        *_ORPHANED,
+    ),
     (State.RUNNING, Event.PROGRESS): (Row(State.RUNNING, note="row and bus, at most once a second"),),
     (State.RUNNING, Event.DONE): (_stop(State.DONE, note="output recorded"),),
     (State.RUNNING, Event.PAUSE): (_stop(State.PAUSED, "resumable", "send cancel"),),

@@ -21,7 +21,10 @@ from shared.jobs import JobSpec
 MAX_DEATHS = (
     5  # servers that may die under one resumable job that gets no further; then it is not begun again
 )
-MAX_EVENTS = 1000  # kept of each job
+MAX_LINES = 1000
+"""Lines and stages kept of each job; states, metrics and checkpoints are all kept."""
+
+TRIM_EVERY = 64
 FAR_S = 600.0  # no retry is planned further ahead: the clock was set back
 
 
@@ -50,6 +53,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None  # a Failure, as JSON
     resume: str  # what the worker left for its next start
     rerun_of: str | None
+    heard: int  # of its present process: the last update that is written down
+    worker: str  # its present process, as JSON, once that was told what to do; see `record.py`
+    needs: int  # bytes of memory that it is charged with
+    peak_bytes: int
+    saved_step: int
+    heartbeat_at: float | None
+    pinned: bool
 
     @property
     def is_over(self) -> bool:
@@ -69,6 +79,14 @@ class JobEventRow(msgspec.Struct, frozen=True):
     data: str
 
 
+class Finished(msgspec.Struct, frozen=True):
+    """A job that is over, and how much the database holds of it."""
+
+    id: str
+    ended_at: float
+    bytes: int
+
+
 class Owner(msgspec.Struct, frozen=True):
     """A process, for good: pids are given out again, a pid with its start time is not."""
 
@@ -79,7 +97,7 @@ class Owner(msgspec.Struct, frozen=True):
 _COLUMNS = ", ".join(Job.__struct_fields__)
 _SETTABLE = frozenset(
     {"stage", "done", "total", "message", "fruitless", "orphaned", "retry_at", "owner_pid", "owner_started", "output",
-     "error", "resume"}
+     "error", "resume", "heard", "worker", "peak_bytes", "saved_step", "heartbeat_at"}
 )  # fmt: skip
 
 
@@ -90,18 +108,31 @@ class Jobs:
         self._db = db
         self._clock = clock
 
-    async def create(self, spec: JobSpec, *, output: str = "", rerun_of: str | None = None) -> Job:
+    async def create(
+        self,
+        spec: JobSpec,
+        *,
+        output: str = "",
+        needs: int = 0,
+        rerun_of: str | None = None,
+        job_id: str = "",
+        resume: str = "",
+        saved_step: int = 0,
+    ) -> Job:
         """A new row, queued. Raises `Refused` (conflict) naming the job that has what this one needs to itself."""
-        now, new = self._clock(), f"job_{secrets.token_hex(8)}"
+        now, new = self._clock(), job_id or new_id()
         body = msgspec.json.encode(spec).decode()
-        exclusive = kinds.exclusive_of(spec)
+        exclusive = kinds.exclusive_of(spec, output)
 
         def insert(db: sqlite3.Connection) -> Job:
             try:
                 db.execute(
-                    "INSERT INTO jobs (id, kind, spec, exclusive, state, created_at, output, rerun_of) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                    (new, kinds.tag_of(spec), body, exclusive, State.QUEUED, now, output, rerun_of),
+                    "INSERT INTO jobs (id, kind, spec, exclusive, state, created_at, output, rerun_of, needs, "
+                    "resume, saved_step) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        *(new, kinds.tag_of(spec), body, exclusive, State.QUEUED, now, output, rerun_of),
+                        *(needs, resume, saved_step),
+                    ),
                 )
             except sqlite3.IntegrityError:
                 over = ", ".join(f"'{state}'" for state in sorted(TERMINAL))
@@ -127,35 +158,48 @@ class Jobs:
 
     async def admit_next(self, owner: Owner) -> Job | None:
         """The oldest job whose turn has come, now starting and owned by `owner`; None = there is none."""
+        for job in await self.queued():
+            if self.due_in(job) == 0:
+                return await self.admit(job.id, owner)
+        return None
+
+    async def admit(self, job_id: str, owner: Owner) -> Job:
+        """A queued job is starting now, and `owner`'s. Raises as `apply`."""
+        return await self.apply(job_id, Event.ADMIT, owner_pid=owner.pid, owner_started=owner.started)
+
+    async def queued(self) -> list[Job]:
+        """Oldest first."""
+        return (await self.find(limit=-1, states={State.QUEUED}))[::-1]
+
+    def due_in(self, job: Job) -> float:
+        """Seconds until a queued job may be tried."""
+        left = (job.retry_at or 0.0) - self._clock()
+        return 0.0 if left <= 0 or left > FAR_S else left
+
+    async def set(self, job_id: str, **changes: Any) -> None:
+        """Columns that are no business of table J. A job that has gone is none's either."""
+        assert _SETTABLE.issuperset(changes), changes
+        await self._db.write(lambda db: _set(db, job_id, changes))
+
+    async def pin(self, job_id: str, pinned: bool) -> Job:
+        """A pinned job is kept, however old. Raises `Refused` (not_found)."""
+
+        def mark(db: sqlite3.Connection) -> Job:
+            db.execute("UPDATE jobs SET pinned = ? WHERE id = ?", (pinned, job_id))
+            return _row(db, job_id)
+
+        return await self._db.write(mark)
+
+    async def note(self, job_id: str, kind: str, data: Any, **changes: Any) -> None:
+        """Add to what the job told, and change columns with it."""
+        assert _SETTABLE.issuperset(changes), changes
         now = self._clock()
 
-        def take(db: sqlite3.Connection) -> Job | None:
-            found = db.execute(
-                "SELECT id FROM jobs WHERE state = ? AND (retry_at IS NULL OR retry_at <= ? OR retry_at > ?) "
-                "ORDER BY rowid LIMIT 1",
-                (State.QUEUED, now, now + FAR_S),
-            ).fetchone()
-            if found is None:
-                return None
-            return transition(
-                db, found[0], Event.ADMIT, now, owner_pid=owner.pid, owner_started=owner.started
-            )
+        def add(db: sqlite3.Connection) -> None:
+            _add_event(db, job_id, now, kind, data)
+            _set(db, job_id, changes)
 
-        return await self._db.write(take)
-
-    async def next_retry_s(self) -> float | None:
-        """Seconds until the first queued job may be tried; None = none is queued."""
-        (at,) = await self._db.read(
-            lambda db: db.execute(
-                "SELECT MIN(COALESCE(retry_at, 0)) FROM jobs WHERE state = ?", (State.QUEUED,)
-            ).fetchone()
-        )
-        return None if at is None else min(max(at - self._clock(), 0.0), FAR_S)
-
-    async def note(self, job_id: str, kind: str, data: Any) -> None:
-        """Add to what the job told."""
-        now = self._clock()
-        await self._db.write(lambda db: _add_event(db, job_id, now, kind, data))
+        await self._db.write(add)
 
     async def get(self, job_id: str) -> Job:
         """Raises `Refused` (not_found)."""
@@ -181,14 +225,18 @@ class Jobs:
         """Every row with a process, or with what a dead server left of one."""
         return await self.find(limit=-1, states=ACTIVE)
 
-    async def events(self, job_id: str, after: int = 0) -> list[JobEventRow]:
-        """What the job told, oldest first, from sequence number `after` + 1 on."""
+    async def events(
+        self, job_id: str, after: int = 0, *, kinds: Collection[str] = (), limit: int = -1
+    ) -> list[JobEventRow]:
+        """What the job told, oldest first, from sequence number `after` + 1 on; `kinds`: of these only."""
+        marks = f"AND kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
         return await self._db.read(
             lambda db: [
                 JobEventRow(*row)
                 for row in db.execute(
-                    "SELECT seq, at, kind, data FROM job_events WHERE job_id = ? AND seq > ? ORDER BY seq",
-                    (job_id, after),
+                    f"SELECT seq, at, kind, data FROM job_events WHERE job_id = ? AND seq > ? {marks} "
+                    "ORDER BY seq LIMIT ?",
+                    (job_id, after, *kinds, limit),
                 )
             ]
         )
@@ -200,22 +248,47 @@ class Jobs:
         )
         return {State(state): number for state, number in rows}
 
-    async def prune(self, *, older_than_s: float, keep: int) -> int:
-        """Delete jobs that were over so long ago, and all but the newest `keep` that are over, with what they told.
-
-        Returns how many. One that ended in the future (the clock was wrong) is taken to have ended now.
+    async def finished(self) -> list[Finished]:
+        """Jobs that are over and not pinned, the newest first. One that ended in the future (the clock was wrong) is
+        taken to have ended now.
         """
         now = self._clock()
 
-        def delete(db: sqlite3.Connection) -> int:
+        def read(db: sqlite3.Connection) -> list[Finished]:
             db.execute("UPDATE jobs SET ended_at = ? WHERE ended_at > ?", (now, now))
-            return db.execute(
-                "DELETE FROM jobs WHERE ended_at < ? OR id IN (SELECT id FROM jobs WHERE ended_at IS NOT NULL "
-                "ORDER BY ended_at DESC, rowid DESC LIMIT -1 OFFSET ?)",
-                (now - older_than_s, keep),
-            ).rowcount
+            return [
+                Finished(*row)
+                for row in db.execute(
+                    "SELECT id, ended_at, (SELECT COALESCE(SUM(LENGTH(data) + 32), 0) FROM job_events "
+                    "WHERE job_id = jobs.id) FROM jobs WHERE ended_at IS NOT NULL AND NOT pinned "
+                    "ORDER BY ended_at DESC, rowid DESC"
+                )
+            ]
+
+        return await self._db.write(read)
+
+    async def delete(self, job_ids: Collection[str]) -> int:
+        """Forget jobs that are over, with what they told. Returns how many."""
+
+        def delete(db: sqlite3.Connection) -> int:
+            return sum(
+                db.execute("DELETE FROM jobs WHERE id = ? AND ended_at IS NOT NULL", (job_id,)).rowcount
+                for job_id in job_ids
+            )
 
         return await self._db.write(delete)
+
+    async def prune(self, *, older_than_s: float, keep: int) -> int:
+        """Delete jobs that were over so long ago, and all but the newest `keep` that are over, the pinned left out."""
+        rows, oldest = await self.finished(), self._clock() - older_than_s
+        return await self.delete(
+            [row.id for place, row in enumerate(rows) if place >= keep or row.ended_at < oldest]
+        )
+
+
+def new_id() -> str:
+    """Of a job."""
+    return f"job_{secrets.token_hex(8)}"
 
 
 def transition(
@@ -224,12 +297,18 @@ def transition(
     """`Jobs.apply` inside a transaction."""
     assert _SETTABLE.issuperset(changes), changes
     job = _row(db, job_id)
-    facts = Facts(kinds.kind_of(job.kind).resumable, transient, job.orphaned + 1 < MAX_DEATHS, job.verdict)
+    facts = Facts(
+        kinds.kind_of(job.kind).resumable,
+        transient,
+        job.orphaned + 1 < MAX_DEATHS,
+        job.verdict,
+        begun=bool(job.worker) or job.state is not State.STARTING,
+    )
     state, verdict = advance(job.state, event, facts)
     values: dict[str, Any] = {"state": state, "verdict": verdict}
     match event:
         case Event.ADMIT:
-            values |= {"attempt": job.attempt + 1, "retry_at": None}
+            values |= {"attempt": job.attempt + 1, "retry_at": None, "heard": 0}
         case Event.STARTED if state is State.RUNNING:
             values |= {"started_at": job.started_at or now, "error": None}
         case Event.RESUME:
@@ -237,7 +316,7 @@ def transition(
         case Event.ORPHANED:
             values["orphaned"] = job.orphaned + 1
     if state not in ACTIVE:
-        values |= {"owner_pid": None, "owner_started": None}
+        values |= {"owner_pid": None, "owner_started": None, "worker": ""}
     if state in TERMINAL:
         values |= {"ended_at": now, "retry_at": None}
     if event is Event.EXIT and job.state is State.STOPPING:  # it was decided before why it ends
@@ -262,7 +341,17 @@ def _add_event(db: sqlite3.Connection, job_id: str, now: float, kind: str, data:
     ).fetchone()
     body = msgspec.json.encode(data).decode()
     db.execute("INSERT INTO job_events VALUES (?, ?, ?, ?, ?)", (job_id, last + 1, now, kind, body))
-    db.execute("DELETE FROM job_events WHERE job_id = ? AND seq <= ?", (job_id, last + 1 - MAX_EVENTS))
+    if last % TRIM_EVERY == 0:
+        db.execute(
+            "DELETE FROM job_events WHERE job_id = ? AND seq <= ? AND kind IN ('log', 'stage')",
+            (job_id, last + 1 - MAX_LINES),
+        )
+
+
+def _set(db: sqlite3.Connection, job_id: str, changes: dict[str, Any]) -> None:
+    if changes:
+        setting = ", ".join(f"{column} = ?" for column in changes)
+        db.execute(f"UPDATE jobs SET {setting} WHERE id = ?", (*changes.values(), job_id))
 
 
 def _row(db: sqlite3.Connection, job_id: str) -> Job:
@@ -273,7 +362,8 @@ def _row(db: sqlite3.Connection, job_id: str) -> Job:
 
 
 def _job(row: tuple[Any, ...]) -> Job:
-    return msgspec.convert(dict(zip(Job.__struct_fields__, row, strict=True)), Job)
+    values = dict(zip(Job.__struct_fields__, row, strict=True))
+    return msgspec.convert(values | {"pinned": bool(values["pinned"])}, Job)
 
 
 def no_such_job(job_id: str) -> Refused:

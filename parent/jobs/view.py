@@ -4,13 +4,23 @@ from typing import Any
 
 import msgspec
 
-from parent.jobs.store import Job
+from parent.jobs.advice import advice
+from parent.jobs.store import Job, JobEventRow
 
 LONGEST_SPEC = 16 * 1024
 LONGEST_TEXT = 200
 
 
-def view(job: Job) -> dict[str, Any]:
+class Aside(msgspec.Struct, frozen=True):
+    """What only the present server knows. `waits_for`: why a queued job has not begun. `paused_for`: "answers" where a
+    running one waits between two steps.
+    """
+
+    waits_for: str = ""
+    paused_for: str = ""
+
+
+def view(job: Job, aside: Aside = Aside()) -> dict[str, Any]:  # noqa: B008  (frozen)
     """Times are seconds since the epoch; `progress` is a share from 0 to 1, `done` and `total` are the stage's."""
     failure = job.failure
     return {
@@ -24,9 +34,21 @@ def view(job: Job) -> dict[str, Any]:
         "done": job.done,
         "total": job.total,
         "message": job.message,
+        "waits_for": aside.waits_for,
+        "paused_for": aside.paused_for,
         "attempt": job.attempt,
         "output_path": job.output,
-        "error": {"code": failure.code, "message": failure.message} if failure else None,
+        "result": {"output": job.output, "summary": job.message} if job.state == "done" else None,
+        "error": {"code": failure.code, "message": failure.message, "advice": advice(job.kind, failure)}
+        if failure
+        else None,
+        "checkpoint": {"name": job.resume, "step": job.saved_step} if job.resume else None,
+        "needs_bytes": job.needs,
+        "peak_bytes": job.peak_bytes,
+        "owner": {"pid": job.owner_pid, "started_at": job.owner_started, "heartbeat_at": job.heartbeat_at}
+        if job.owner_pid
+        else None,
+        "pinned": job.pinned,
         "created_at": job.created_at,
         "started_at": job.started_at,
         "ended_at": job.ended_at,
@@ -52,3 +74,8 @@ def _cut(value: Any) -> Any:
             return [_cut(inner) for inner in value[:LONGEST_TEXT]]
         case _:
             return value
+
+
+def event_view(row: JobEventRow) -> dict[str, Any]:
+    """One thing that happened to a job. `id` is its place among them."""
+    return {"id": row.seq, "at": row.at, "type": row.kind, **msgspec.json.decode(row.data)}

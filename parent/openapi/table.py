@@ -87,8 +87,9 @@ _PAGE = (Query("limit", "integer"), Query("after_id"), Query("before_id"))
 _ITEMS = (Query("order"), Query("limit", "integer"), Query("after"), Query("before"))
 _EVENTS = (Query("stream", "boolean"), Query("starting_after", "integer"))
 _RERANK: dict[str, Any] = {"body": rerank.RerankBody, "answer": rerank.Reranked}
-_JOBS = (Query("limit", "integer"), Query("kind"))
+_JOBS = (Query("limit", "integer"), Query("kind"), Query("state"))
 _MEASURED = (Query("model"), Query("kind"), Query("limit", "integer"))
+_LOG = (Query("limit", "integer"), Query("after", "integer"))
 _REFUSED: dict[str, Any] = {"status": 501, "answer": ollama_errors.ErrorBody, "errors": "ollama"}
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -306,7 +307,22 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "/api/gc/plan", "lab", "Superseded snapshots of the hub's cache", GcPlan),
     Operation("POST", "/api/gc/execute", "lab", "Delete them", GcDone, ExecuteBody),
     Operation("GET", "/api/jobs", "jobs", "Jobs of every kind, newest first", query=_JOBS),
+    Operation("POST", "/api/jobs", "jobs", "Begin one of any kind", body=Object, status=202),
+    Operation("GET", "/api/jobs/kinds", "jobs", "What can be begun, with the schema of each form"),
     Operation("GET", "/api/jobs/{id}", "jobs", "One job"),
+    Operation("DELETE", "/api/jobs/{id}", "jobs", "Forget one that is over"),
+    Operation("GET", "/api/jobs/{id}/log", "jobs", "What it told", query=_LOG),
+    Operation("GET", "/api/jobs/{id}/metrics", "jobs", "What it measured", query=_LOG),
+    Operation("GET", "/api/jobs/{id}/stream", "jobs", "What it tells, as it does", answer=None, stream=SSE),
+    Operation("POST", "/api/jobs/{id}/cancel", "jobs", "End it", status=202),
+    Operation("POST", "/api/jobs/{id}/pause", "jobs", "Stop it for a while", status=202),
+    Operation("POST", "/api/jobs/{id}/resume", "jobs", "Go on", status=202),
+    Operation("POST", "/api/jobs/{id}/retry", "jobs", "Begin one that failed once more", status=202),
+    Operation("POST", "/api/jobs/{id}/pin", "jobs", "Keep it"),
+    Operation("POST", "/api/jobs/{id}/unpin", "jobs", "Keep it as long as others"),
+    Operation("POST", "/api/quantize/submit", "lab", "Quantize a model", body=Object),
+    Operation("POST", "/api/finetune/submit", "lab", "Train an adapter", body=Object),
+    Operation("POST", "/api/dataset/submit", "lab", "Build a data set", body=Object),
     _admin("POST", "workers/{id}/restart", "A new worker", status=202),
     _admin("POST", "workers/{id}/check", "Deep health", also=(503,)),
     _admin("GET", "workers/{id}/cache", "What is kept of prompts"),

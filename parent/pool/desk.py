@@ -34,6 +34,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     min_residency_s: float = 1.0
     starve_s: float = 60.0
     abandon_s: float = 5.0
+    jobs_run: str = "beside"
+    jobs_quiet_s: float = 2.0
 
 
 class Waiter:
@@ -111,13 +113,30 @@ class Slot:
         )
 
 
+class Berth:
+    """A job's place in memory, from asking for it to giving it up. `may_leave`: it can go on later, so that it may be
+    asked to make room.
+    """
+
+    def __init__(self, name: str, need: int, since: float, *, may_leave: bool) -> None:
+        self.name = name
+        self.need = need
+        self.since = since
+        self.may_leave = may_leave
+        self.is_placed = False
+        self.is_leaving = False
+        self.waits_for = ""  # why it is not placed, for people
+
+
 class Desk:
-    """All slots and the ledger."""
+    """All slots, the berths of jobs, and the ledger."""
 
     def __init__(self, ledger: Ledger, policy: Policy) -> None:
         self.ledger = ledger
         self.policy = policy
         self.slots: dict[str, Slot] = {}
+        self.berths: dict[str, Berth] = {}
+        self.closed_for = ""  # the job that has, or is about to have, the machine to itself
         self._numbers = count(1)
 
     def slot(self, model: str) -> Slot:
@@ -192,6 +211,13 @@ class Desk:
     def unload(self, model: str) -> None:
         """Let the model leave once the requests that are here now are answered."""
         self.slot(model).unload_from = next(self._numbers)
+
+    @property
+    def is_busy(self) -> bool:
+        """Somebody is answered, or waits to be."""
+        return any(
+            slot.granted or slot.waiting or slot.phase is Phase.LOADING for slot in self.slots.values()
+        )
 
     # ------------------------------------------------------------ workers
 

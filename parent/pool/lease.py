@@ -108,6 +108,8 @@ class Lease:
             return ""
         place = sum(other.number <= self.waiter.number for other in slot.waiting)
         queue = f"place {place} of {len(slot.waiting)} for {slot.model}"
+        if job := self._pool.desk.closed_for:
+            return f"{queue}; {job} has the machine to itself"
         if slot.phase is Phase.READY:
             return queue
         if supervisor.state is State.LOADING:

@@ -132,9 +132,11 @@ class Ledger:
             raise OverBudget(f"{name}: {size} bytes of {self.free} free")
         self.accounts[name] = Account(kind=kind, reserved=size, grant=grant)
 
-    def adopt(self, name: str, size: int, measured: int, grant: Grant | None = None) -> None:
+    def adopt(
+        self, name: str, size: int, measured: int, grant: Grant | None = None, kind: Kind = "model"
+    ) -> None:
         """Open an account for a process that runs already: it is charged whether it fits or not."""
-        self.accounts[name] = Account(kind="model", reserved=size, measured=measured, grant=grant)
+        self.accounts[name] = Account(kind=kind, reserved=size, measured=measured, grant=grant)
 
     def settle(self, name: str, weights: int) -> None:
         """The model is loaded: its weights are known now, the rest of the promise stands."""

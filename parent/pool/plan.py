@@ -13,13 +13,18 @@ With nothing new it decides nothing. The rules, in this order:
    never one with requests in flight, never a pinned one. A model behind another may use room that is free, until the
    one before it is starving.
 4. What could not even fit in an otherwise empty machine is refused at once, with the numbers.
+5. Jobs get their places in order of age, behind every model that has been waited for longer. For a job only idle models
+   leave, and what models have beyond the least. With `jobs_run` idle a job begins when nobody has been answered for
+   `jobs_quiet_s`; with exclusive no request is granted from its turn on until it has ended, the running ones are
+   awaited. A job that can go on later makes room for a model that is starving.
 """
 
 from typing import NamedTuple
 
-from parent.pool.desk import FOREVER, Desk, Phase, Slot, Waiter
+from parent.pool.desk import FOREVER, Berth, Desk, Phase, Slot, Waiter
 from parent.pool.ledger import Grant
 from shared.errors import ErrorCode, Failure
+from shared.units import format_bytes
 
 
 class Give(NamedTuple):
@@ -49,6 +54,18 @@ class Resize(NamedTuple):
     grant: Grant
 
 
+class Place(NamedTuple):
+    """Let this job begin; its bytes are reserved."""
+
+    job: str
+
+
+class Displace(NamedTuple):
+    """Ask a job to stop and go on later."""
+
+    job: str
+
+
 class Deny(NamedTuple):
     """Answer a request with this failure."""
 
@@ -56,7 +73,7 @@ class Deny(NamedTuple):
     failure: Failure
 
 
-Action = Give | Load | Evict | Resize | Deny
+Action = Give | Load | Evict | Resize | Place | Displace | Deny
 
 
 class Plan(NamedTuple):
@@ -108,12 +125,16 @@ class _Planner:
         decided = -1
         while decided != len(self.actions):  # what somebody gave up for one may do for another before it
             decided = len(self.actions)
-            self._feed([slot for slot in hungry if slot.phase is Phase.ABSENT])
+            waiting = [slot for slot in hungry if slot.phase is Phase.ABSENT]
+            if not self.desk.closed_for:
+                self._feed(waiting)
+            self._place_jobs([slot for slot in waiting if slot.phase is Phase.ABSENT])
             for slot in slots:
-                if slot.phase is Phase.READY and slot.model not in self.closed:
+                if slot.phase is Phase.READY and slot.model not in self.closed and not self.desk.closed_for:
                     self._serve(slot)
             self._shrink()
-        if not any(slot.phase is Phase.ABSENT for slot in hungry):
+        jobs_wait = any(not berth.is_placed for berth in self.desk.berths.values())
+        if not jobs_wait and not any(slot.phase is Phase.ABSENT for slot in hungry):
             self._grow(slots)
         return Plan(self.actions, self.look_at)
 
@@ -199,6 +220,18 @@ class _Planner:
                 self._evict(victim, f"{slot.model} needs its memory")
             coming -= need
             places -= 1
+        if blocked is not None and self._is_due(blocked.oldest + self.policy.starve_s):
+            self._displace(blocked.bill.least - (self.ledger.free + coming))
+
+    def _displace(self, short: int) -> None:
+        """Have jobs that can go on later make room, the youngest first."""
+        placed = [berth for berth in self.desk.berths.values() if berth.is_placed]
+        short -= sum(self.ledger.held_by(berth.name) for berth in placed if berth.is_leaving)
+        for berth in sorted(placed, key=lambda each: -each.since):
+            if short > 0 and berth.may_leave and not berth.is_leaving:
+                berth.is_leaving = True
+                short -= self.ledger.held_by(berth.name)
+                self.actions.append(Displace(berth.name))
 
     def _load(self, slot: Slot, ready_now: int, others: int) -> None:
         """Reserve and load. Beyond the least, one model takes half of what is left, and nothing that others need."""
@@ -321,6 +354,71 @@ class _Planner:
             self.desk.leave(waiter, self.now)
             self.actions.append(Deny(waiter, failure))
         return True
+
+    # ------------------------------------------------------------ rule 5
+
+    def _place_jobs(self, hungry: list[Slot]) -> None:
+        """The jobs that may begin. One behind another waits, also where it would fit."""
+        berths = sorted(self.desk.berths.values(), key=lambda each: each.since)
+        for berth in (each for each in berths if not each.is_placed):
+            berth.waits_for = self._hindrance(berth, hungry)
+            if berth.waits_for:
+                return
+            berth.is_placed = True
+            self.ledger.reserve(berth.name, berth.need, kind="job")
+            self.actions.append(Place(berth.name))
+
+    def _hindrance(self, berth: Berth, hungry: list[Slot]) -> str:
+        """Why a job cannot begin now; "" = it can."""
+        desk, policy = self.desk, self.policy
+        if desk.closed_for not in ("", berth.name):
+            return f"{desk.closed_for} has the machine to itself"
+        older = [slot for slot in hungry if slot.oldest < berth.since]
+        if older and not desk.closed_for:
+            return f"{older[0].model} has been waited for longer"
+        if short := self._short_for(berth):
+            return short
+        if policy.jobs_run == "exclusive":
+            desk.closed_for = berth.name
+            running = sum(len(slot.granted) for slot in desk.slots.values())
+            loading = [slot.model for slot in desk.slots.values() if slot.phase is Phase.LOADING]
+            if running or loading:
+                return f"{running} running answers" if running else f"{loading[0]}, which is loading"
+            return ""
+        if desk.closed_for == berth.name:  # the setting was another one a moment ago
+            desk.closed_for = ""
+        if policy.jobs_run == "idle":
+            if desk.is_busy:
+                return "answers"
+            last = max((slot.last_used for slot in desk.slots.values()), default=-FOREVER)
+            if not self._is_due(last + policy.jobs_quiet_s):
+                return "a quiet moment"
+        return ""
+
+    def _short_for(self, berth: Berth) -> str:
+        """Make room for a job. What is still missing, in words; "" = it fits."""
+        ledger = self.ledger
+        if berth.need <= ledger.free:
+            return ""
+        said = f"memory: it needs {format_bytes(berth.need)}, {format_bytes(max(0, ledger.free))} are free"
+        coming = sum(ledger.held_by(slot.account) for slot in self._leaving()) + self._shrinking()
+        coming += self._squeeze(berth.need - (ledger.free + coming), self._by_last_use())
+        short = berth.need - (ledger.free + coming)
+        victims: list[Slot] = []
+        for slot in self._by_last_use():
+            if short > 0 and self._may_give_way(slot):
+                victims.append(slot)
+                short -= ledger.held_by(slot.account)
+        if short <= 0:
+            for victim in victims:
+                self._evict(victim, f"{berth.name} needs its memory")
+        return said
+
+    def _may_give_way(self, slot: Slot) -> bool:
+        if slot.granted or slot.waiting or slot.is_pinned or slot.is_rolling:
+            return False
+        policy = self.policy
+        return self._is_due(max(slot.idle_since + policy.linger_s, slot.ready_at + policy.min_residency_s))
 
     # ------------------------------------------------------------ common
 

@@ -17,13 +17,14 @@ from parent.library.catalog import ModelEntry
 from parent.library.library import Library
 from parent.library.machine import Device
 from parent.pool import rollout
+from parent.pool.berths import Berths
 from parent.pool.crew import Crew, forgive
 from parent.pool.desk import FOREVER, Desk, Phase, Policy, Slot
 from parent.pool.host import Host, phase_of
 from parent.pool.lease import Lease
 from parent.pool.ledger import Grant, Ledger
 from parent.pool.mounts import MountPoint
-from parent.pool.plan import Action, Deny, Evict, Give, Load, Resize, plan
+from parent.pool.plan import Action, Deny, Displace, Evict, Give, Load, Place, Resize, plan
 from parent.pool.refusal import refusal
 from parent.pool.roster import Roster
 from parent.workers.memory import Memory
@@ -72,6 +73,7 @@ class Pool:
         )
         self.roster = Roster(library, self.desk, self.crew, device, settings, default)
         self.mounts = MountPoint(self.desk)
+        self.berths = Berths(self.desk, self.replan)
         self._on_change, self._on_queue = on_change, on_queue
         self._seen: dict[Supervisor, State] = {}
         self._leases: dict[int, Lease] = {}
@@ -259,6 +261,10 @@ class Pool:
                 event(log, "model.resized", model=model, kv=grant.kv, prefix=grant.prefix)
                 hosts[model].supervisor.resize(grant.kv, grant.prefix)
                 self.crew.write_records()
+            case Place(job):
+                self.berths.placed(job)
+            case Displace(job):
+                self.berths.displaced(job)
             case Evict(model, why):
                 held = self.desk.ledger.held_by(hosts[model].slot.account)
                 event(log, "model.evicted", model=model, why=why, held=held)

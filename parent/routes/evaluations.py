@@ -10,10 +10,11 @@ import msgspec
 
 from parent.bodies import read_json
 from parent.config import Settings
+from parent.jobs.estimate import BASE_BYTES
 from parent.jobs.evaluations import Evaluation, Evaluations
 from parent.jobs.queue import JobQueue
-from parent.jobs.view import view
 from parent.library.adapters import parsed
+from parent.library.fit import loaded_bytes, runs_wide
 from parent.pool.pool import Pool
 from shared import asgi
 from shared.errors import ErrorCode, refuse
@@ -74,9 +75,7 @@ class EvaluationRoutes:
         model = body.get("model", "")
         if not isinstance(model, str):
             raise _bad("model", "must be the name of a model")
-        body["url"] = url_of(scope)
-        if kind == "evaluate":
-            await self._resolve(body, model)
+        needs = await self._resolve(body, model) if kind == "evaluate" else 0
         try:
             spec = msgspec.convert(body, struct)
         except msgspec.ValidationError as error:
@@ -84,11 +83,12 @@ class EvaluationRoutes:
             raise _bad(where.rstrip("`") or "body", what) from None
         if kind == "benchmark" and model:
             await self.pool.roster.known(model)  # or it is refused now, not by the job
-        job = await self.queue.submit(spec)
-        await asgi.respond(send, 202, msgspec.json.encode({"ok": True, "job_id": job.id, "job": view(job)}))
+        job = await self.queue.submit(spec, needs=needs)
+        answer = {"ok": True, "job_id": job.id, "job": self.queue.view(job)}
+        await asgi.respond(send, 202, msgspec.json.encode(answer))
 
-    async def _resolve(self, body: dict[str, Any], model: str) -> None:
-        """Names of models, adapters and data sets to paths. Raises `Refused`."""
+    async def _resolve(self, body: dict[str, Any], model: str) -> int:
+        """Names of models, adapters and data sets to paths. -> bytes of memory for the models. Raises `Refused`."""
         roster = self.pool.roster
         choice = await roster.choose(model)
         if choice.entry.kind != "chat":
@@ -99,22 +99,21 @@ class EvaluationRoutes:
         if len(adapters) > 1:
             raise _bad("adapter", "names several; fuse or merge them first")
         body["adapter"] = str(adapters[0].path) if adapters else ""
+        entries = [choice.entry]
         if reference := body.get("reference"):
-            body["reference"] = str((await roster.known(str(reference))).entry.path)
+            entries.append((await roster.known(str(reference))).entry)
+            body["reference"] = str(entries[-1].path)
         if data := body.get("data"):
             body["data"] = str(self._dataset(str(data)))
+        return BASE_BYTES + sum(
+            loaded_bytes(entry.dtypes, float32=runs_wide(entry, self.pool.device)) for entry in entries
+        )
 
     def _dataset(self, name: str) -> Path:
         folder = self.settings().data_dir / "datasets" / name
         if not _NAME.fullmatch(name) or not folder.is_dir():
             raise _bad("data", f"{name[:80]!r} is no data set in {folder.parent}")
         return folder
-
-
-def url_of(scope: asgi.Scope) -> str:
-    """Where this server was asked: a job asks it there too."""
-    host, port = (scope.get("server") or ("127.0.0.1", 80))[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _bad(field: str, problem: str) -> Exception:

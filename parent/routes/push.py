@@ -16,7 +16,6 @@ from parent.bodies import read_json
 from parent.config import Settings
 from parent.jobs.queue import JobQueue
 from parent.jobs.states import State
-from parent.jobs.view import view
 from parent.library.hub_token import HubToken
 from shared import asgi
 from shared.errors import ErrorCode, refuse
@@ -81,7 +80,7 @@ class PushRoutes:
             kind="dataset" if kind == "dataset" else "model",
         )
         job = await self.queue.submit(spec)
-        answer = Pushed(job_id=job.id, url=url_of(body.repo_id, spec.kind), job=view(job))
+        answer = Pushed(job_id=job.id, url=url_of(body.repo_id, spec.kind), job=self.queue.view(job))
         await asgi.respond(send, 202, msgspec.json.encode(answer))
 
     async def _folder(self, kind: str, body: PushBody) -> Path:

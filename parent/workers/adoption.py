@@ -1,8 +1,8 @@
 """Taking over a worker that an earlier parent left: prove ourselves to it, or end it.
 
 The worker listens at its control socket once the channel of its own parent is closed. We say `Adopt` with the nonce
-that it was launched with and hand it the write end of a pipe for its output; it answers `Hello` and `Ready`. That
-socket is then the control channel.
+that it was launched with and hand it the write end of a pipe for its output; it answers `Hello`, and a model's `Ready`.
+That socket is then the control channel.
 """
 
 import array
@@ -12,11 +12,11 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 from parent.workers.channel import Channel
 from parent.workers.process import Process, adopted, is_same, is_stopped, reap
 from parent.workers.relay import Relay
-from parent.workers.runtime_file import RuntimeRecord
 from shared import control, ndjson
 from shared.version import VERSION, WIRE
 
@@ -31,18 +31,43 @@ class NotAdopted(Exception):
     """The worker cannot be taken over; the message says why."""
 
 
-class Introduction:
-    """One attempt. What the worker says waits here until `hand_over`, so that nothing of it is lost."""
+class Record(Protocol):
+    """What has to be known of a worker: who it is, where it listens, and what it wants to hear."""
 
-    def __init__(self, record: RuntimeRecord) -> None:
+    @property
+    def pid(self) -> int: ...
+    @property
+    def start_time(self) -> float: ...
+    @property
+    def socket(self) -> str: ...
+    @property
+    def adopt_socket(self) -> str: ...
+    @property
+    def nonce(self) -> str: ...
+    @property
+    def wire(self) -> int: ...
+
+
+Answer = TypeVar("Answer", control.Hello, control.Ready)
+
+
+class Introduction(Generic[Answer]):
+    """One attempt. What the worker says waits here until `hand_over`, so that nothing of it is lost.
+
+    `answer`: the message that says that it is ours. `log` takes what it logs from then on. `heard`: see `Adopt`.
+    """
+
+    def __init__(self, record: Record, answer: type[Answer], log: Relay, heard: int = 0) -> None:
         self.record = record
         self.channel = Channel(self._message)
+        self._kind: type[Answer] = answer
+        self._log, self._last = log, heard
         self._heard: list[control.FromWorker] = []
         self._listener: Callable[[control.FromWorker], None] | None = None
-        self._ready: asyncio.Future[control.Ready] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
-    async def begin(self) -> tuple[control.Ready, Process]:
-        """The worker's facts and its process. Raises `NotAdopted`; the channel is closed then."""
+    async def begin(self) -> tuple[Answer, Process]:
+        """Its answer and its process. Raises `NotAdopted`; the channel is closed then."""
         record = self.record
         if record.wire != WIRE:
             raise NotAdopted(f"it speaks wire {record.wire}, this is mlxd {VERSION} (wire {WIRE})")
@@ -50,8 +75,7 @@ class Introduction:
         try:
             await self._connect(theirs)
             ready = await self._answer()
-            log = Relay({"model": record.launch.model_id, "pid": record.pid})
-            return ready, adopted(record.pid, output, log)  # which now owns the pipe
+            return ready, adopted(record.pid, output, self._log)  # which now owns the pipe
         except BaseException as error:
             self.channel.close()
             os.close(output)
@@ -73,14 +97,14 @@ class Introduction:
         try:
             async with asyncio.timeout(CONNECT_S):
                 await asyncio.get_running_loop().sock_connect(end, self.record.adopt_socket)
-            hello = ndjson.encode(control.Adopt(WIRE, VERSION, self.record.nonce))
+            hello = ndjson.encode(control.Adopt(WIRE, VERSION, self.record.nonce, self._last))
             end.sendmsg([hello], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [output]))])
             await self.channel.open(end)
         except BaseException:
             end.close()
             raise
 
-    async def _answer(self) -> control.Ready:
+    async def _answer(self) -> Answer:
         hung_up = asyncio.ensure_future(self.channel.closed.wait())
         either: list[asyncio.Future[object]] = [self._ready, hung_up]  # type: ignore[list-item]
         until = asyncio.get_running_loop().time() + READY_S
@@ -109,18 +133,18 @@ class Introduction:
         if self._listener is not None:
             self._listener(message)
             return
-        match message:
-            case control.Hello(pid=pid):
-                if pid != self.record.pid and not self._ready.done():
-                    said = f"process {pid} answers, the record is of {self.record.pid}"
-                    self._ready.set_exception(NotAdopted(said))
-            case control.Ready() if not self._ready.done():
-                self._ready.set_result(message)
-            case _:
-                self._heard.append(message)
+        if self._ready.done():
+            self._heard.append(message)
+        elif isinstance(message, control.Hello) and message.pid != self.record.pid:
+            said = f"process {message.pid} answers, the record is of {self.record.pid}"
+            self._ready.set_exception(NotAdopted(said))
+        elif isinstance(message, self._kind):
+            self._ready.set_result(message)
+        elif not isinstance(message, control.Hello):
+            self._heard.append(message)
 
 
-async def end(record: RuntimeRecord, grace_s: float) -> None:
+async def end(record: Record, grace_s: float) -> None:
     """Stop the process of the record (TERM, then KILL) if it is still that one, and remove its sockets."""
     loop = asyncio.get_running_loop()
     for step, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_S)):

@@ -11,6 +11,8 @@ from msgspec import Meta
 from shared.control import LaunchModel
 
 NAME = "workers.json"
+JOB_SOCKETS = "j*.ctl"
+"""What the sockets of jobs beside it are called; who they are stands in the rows of the jobs."""
 
 Pid = Annotated[int, Meta(ge=1, lt=1 << 31)]  # pid_t: what is beyond is no process of any system
 

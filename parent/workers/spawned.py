@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from parent.workers import adoption, launcher
 from parent.workers.channel import Channel
 from parent.workers.process import Process, started_at
+from parent.workers.relay import Relay
 from parent.workers.runtime_file import RuntimeRecord
 from shared import control
 from shared.version import VERSION, WIRE
@@ -118,12 +119,15 @@ def spawn(
     return Spawned(record, process, Channel(on_message)), control_end
 
 
-async def adopt(record: RuntimeRecord) -> tuple[Spawned, adoption.Introduction, control.Ready]:
+async def adopt(
+    record: RuntimeRecord,
+) -> tuple[Spawned, "adoption.Introduction[control.Ready]", control.Ready]:
     """Take over the worker of an earlier parent; its messages wait in the introduction.
 
     Raises `NotAdopted`, OSError.
     """
-    introduction = adoption.Introduction(record)
+    log = Relay({"model": record.launch.model_id, "pid": record.pid})
+    introduction = adoption.Introduction(record, control.Ready, log)
     ready, process = await introduction.begin()
     record = replace(
         record,

@@ -136,7 +136,7 @@ def test_adapters_are_listed_fused_and_deleted_by_commands(
     assert listed == {"first": ["tiny"], "misshapen": ["tiny"], "second": ["tiny"]}
     assert "first" in mlxd("adapters")
     assert "is ready" in mlxd("fuse", "tiny", "first+second", "--name", "my/fused")
-    assert "there is a model" in mlxd("fuse", "tiny", "first", "--name", "my/fused", code=1)
+    assert "exists; choose another name" in mlxd("fuse", "tiny", "first", "--name", "my/fused", code=1)
     assert "does not fit" in mlxd("fuse", "tiny", "misshapen", "--name", "other", code=2)
     with serving(data / "models" / "my" / "fused", tmp_path / "data") as fused:
         fused.wait_state("ready")

@@ -27,7 +27,7 @@ import uvloop
 from shared import asgi, control, jobs, ndjson, wire
 from shared.errors import ErrorCode, Failure
 from shared.version import VERSION, WIRE
-from tests.fakes import mounts, reading
+from tests.fakes import mounts, reading, real_job
 from tests.fakes import script as scripts
 
 WORDS = ("alpha", "beta", "gamma", "delta", "épsilon", "zeta", "eta", "theta", "λ", "mu", "東京", "xi", "pi")
@@ -213,6 +213,7 @@ class Worker:
         return right
 
     async def _job(self, order: control.LaunchJob, reader: asyncio.StreamReader) -> None:
+        real_job.work(order, self.control_fd, self.adopt_fd)  # and does not return, if it is one
         script = scripts.for_request(scripts.load(""), "")
         self.say(control.JobUpdate(jobs.JobStarted()))
         steps = order.spec.steps if isinstance(order.spec, jobs.NoopJob) else 1

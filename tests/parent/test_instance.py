@@ -173,6 +173,22 @@ def test_workers_that_nobody_settled_are_left_to_the_next_server(tmp_path: Path)
     assert Path(left[0].adopt_socket).exists()
 
 
+def test_the_folder_where_processes_of_jobs_listen_is_used_again_until_they_are_settled(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    for name in ("j0a1b2c3d.ctl", "w0-1.sock", "other"):
+        (folder / name).touch()
+    for is_settled in (False, True):
+        with Instance(tmp_path) as instance:
+            assert instance.runtime_dir == folder
+            assert {path.name for path in folder.iterdir()} == {"j0a1b2c3d.ctl"}
+            if is_settled:
+                asyncio.run(instance.clear_leftovers())
+        assert folder.exists() is not is_settled
+
+
 def test_a_folder_elsewhere_that_is_not_ours_is_not_used(tmp_path: Path, elsewhere: Path) -> None:
     a_dead_servers(tmp_path / "data", elsewhere, "a")
     real = elsewhere.with_name(elsewhere.name + "-real")

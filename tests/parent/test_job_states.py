@@ -23,8 +23,8 @@ from shared.errors import ErrorCode, Failure
 from shared.jobs import JobStage
 
 FACTS = [
-    Facts(resumable, transient, deaths_left, verdict)
-    for resumable, transient, deaths_left in itertools.product((True, False), repeat=3)
+    Facts(resumable, transient, deaths_left, verdict, begun)
+    for resumable, transient, deaths_left, begun in itertools.product((True, False), repeat=4)
     for verdict in (State.QUEUED, State.PAUSED, State.DONE, State.FAILED, State.CANCELLED)
 ]
 

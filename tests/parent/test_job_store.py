@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from parent.db import Database
+from parent.db import MIGRATIONS, Database
 from parent.jobs import store as stores
 from parent.jobs.states import ACTIVE, TERMINAL, Event, Facts, IllegalTransition, State, advance
 from parent.jobs.store import Job, Jobs, Owner
@@ -88,14 +88,17 @@ class StoreIsTheTable(RuleBasedStateMachine):
             assert busy[0] in str(refused)  # noqa: PT017
             return multiple()
         assert not busy
-        self.model[job.id] = {"state": State.QUEUED, "verdict": None, "key": key, "deaths": 0, "attempt": 0}
+        self.model[job.id] = {"state": State.QUEUED, "verdict": None, "key": key, "deaths": 0, "attempt": 0,
+                               "told": False}  # fmt: skip
         return job.id
 
     @rule(job_id=ids, event=st.sampled_from(Event), transient=st.booleans(), later=st.floats(0, 5))
     def happens(self, job_id: str, event: Event, transient: bool, later: float) -> None:
         self.clock.now += later
         row = self.model[job_id]
-        facts = Facts(bool(row["key"]), transient, row["deaths"] + 1 < stores.MAX_DEATHS, row["verdict"])
+        deaths_left = row["deaths"] + 1 < stores.MAX_DEATHS
+        begun = row["told"] or row["state"] is not State.STARTING
+        facts = Facts(bool(row["key"]), transient, deaths_left, row["verdict"], begun)
         try:
             expected = advance(row["state"], event, facts)
         except IllegalTransition:
@@ -106,6 +109,7 @@ class StoreIsTheTable(RuleBasedStateMachine):
         job = self.runner.run(self.jobs.apply(job_id, event, transient=transient))
         assert (job.state, job.verdict) == expected
         row["state"], row["verdict"] = expected
+        row["told"] = row["told"] and expected[0] in ACTIVE
         row["attempt"] += event is Event.ADMIT
         row["deaths"] = 0 if event is Event.RESUME else row["deaths"] + (event is Event.ORPHANED)
 
@@ -119,11 +123,20 @@ class StoreIsTheTable(RuleBasedStateMachine):
             self.model[job.id]["state"] = State.STARTING
             self.model[job.id]["attempt"] += 1
 
-    @rule(job_id=consumes(ids))
-    def ages(self, job_id: str) -> None:
+    @rule(job_id=ids)
+    def is_told_what_to_do(self, job_id: str) -> None:
+        if self.model[job_id]["state"] in ACTIVE:
+            self.runner.run(self.jobs.set(job_id, worker="{}"))
+            self.model[job_id]["told"] = True
+
+    @rule(job_id=consumes(ids), pinned=st.booleans())
+    def ages(self, job_id: str, pinned: bool) -> None:
         if self.model[job_id]["state"] in TERMINAL:
+            self.runner.run(self.jobs.pin(job_id, pinned))
+            self.model[job_id]["pinned"] = pinned
             self.clock.now += 100
-            gone = [job for job, row in self.model.items() if row["state"] in TERMINAL]
+            over = [job for job, row in self.model.items() if row["state"] in TERMINAL]
+            gone = [job for job in over if not self.model[job].get("pinned")]
             assert self.runner.run(self.jobs.prune(older_than_s=50, keep=1000)) == len(gone)
             for job in gone:
                 self.model[job]["state"] = None
@@ -145,7 +158,7 @@ class StoreIsTheTable(RuleBasedStateMachine):
         }
         for job in rows.values():
             assert (job.ended_at is not None) == (job.state in TERMINAL)
-            assert job.state in ACTIVE or job.owner_pid is None
+            assert job.state in ACTIVE or (job.owner_pid, job.worker) == (None, "")
             view(job)
 
 
@@ -197,17 +210,86 @@ def test_the_database_itself_refuses_to_move_a_job_that_is_over(tmp_path: Path) 
     assert using(tmp_path, work).state is State.CANCELLED
 
 
-def test_the_events_of_a_job_are_numbered_and_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def work(jobs: Jobs, db: Database, clock: Clock) -> list[tuple[int, str]]:
+def test_lines_are_bounded_and_what_was_measured_is_all_kept(tmp_path: Path) -> None:
+    async def work(jobs: Jobs, db: Database, clock: Clock) -> None:
         job = await jobs.create(NoopJob())
-        for number in range(stores.MAX_EVENTS + 5):
+        for number in range(stores.MAX_LINES):
+            await jobs.note(job.id, "metric", {"kind": "train", "step": number})
             await jobs.note(job.id, "log", {"line": str(number)})
-        return [(row.seq, row.kind) for row in await jobs.events(job.id, after=stores.MAX_EVENTS)]
+        rows = await jobs.events(job.id)
+        assert [row.seq for row in rows] == sorted({row.seq for row in rows})
+        assert sum(row.kind == "metric" for row in rows) == stores.MAX_LINES
+        lines = [row for row in rows if row.kind == "log"]
+        most = stores.MAX_LINES // 2 + stores.TRIM_EVERY
+        assert stores.MAX_LINES // 2 <= len(lines) <= most
+        assert lines[-1].seq == 2 * stores.MAX_LINES + 1
+        page = await jobs.events(job.id, after=rows[4].seq, kinds=("metric",), limit=3)
+        assert [row.kind for row in page] == ["metric"] * 3
+        assert page[0].seq > rows[4].seq
 
-    found = using(tmp_path, work)
-    assert [number for number, _ in found] == list(range(stores.MAX_EVENTS + 1, stores.MAX_EVENTS + 7))
+    using(tmp_path, work)
+
+
+def test_what_a_worker_told_and_its_number_are_written_together(tmp_path: Path) -> None:
+    async def work(jobs: Jobs, db: Database, clock: Clock) -> None:
+        job = await jobs.create(PullRepo(repo="a/b"))
+        job = await jobs.admit(job.id, OWNER)
+        await jobs.note(job.id, "saved", {"step": 3}, heard=7, resume="step-3", saved_step=3)
+        job = await jobs.get(job.id)
+        assert (job.heard, job.resume, job.saved_step) == (7, "step-3", 3)
+        await jobs.apply(job.id, Event.EXIT, transient=True, retry_at=clock.now)
+        job = await jobs.admit(job.id, OWNER)
+        assert (job.heard, job.resume) == (
+            0,
+            "step-3",
+        )  # another process counts anew, from that checkpoint on
+
+    using(tmp_path, work)
+
+
+def test_a_job_whose_process_was_told_nothing_is_begun_again_whatever_its_kind(tmp_path: Path) -> None:
+    async def work(jobs: Jobs, db: Database, clock: Clock) -> None:
+        untold, told = await jobs.create(NoopJob()), await jobs.create(NoopJob())
+        for job in (untold, told):
+            await jobs.admit(job.id, OWNER)
+        await jobs.set(told.id, worker="{}")
+        assert (await jobs.apply(untold.id, Event.ORPHANED)).state is State.QUEUED
+        assert (await jobs.apply(told.id, Event.ORPHANED)).state is State.FAILED
+
+    using(tmp_path, work)
+
+
+def test_two_jobs_with_one_output_are_a_conflict_that_names_the_first(tmp_path: Path) -> None:
+    async def work(jobs: Jobs, db: Database, clock: Clock) -> None:
+        first = await jobs.create(NoopJob(), output="/models/a")
+        with pytest.raises(Refused, match=f"{first.id} is at it already"):
+            await jobs.create(NoopJob(), output="/Models/A")
+        await jobs.create(NoopJob(), output="/models/b")
+        await jobs.apply(first.id, Event.CANCEL)
+        await jobs.create(NoopJob(), output="/models/a")
+
+    using(tmp_path, work)
+
+
+def test_a_database_of_the_schema_before_is_brought_forward_with_its_rows(tmp_path: Path) -> None:
+    async def main() -> None:
+        old = Database(tmp_path, MIGRATIONS[:2]).open()
+        await old.write(
+            lambda db: db.execute(
+                "INSERT INTO jobs (id, kind, spec, state, created_at, owner_pid, owner_started) "
+                """VALUES ('job_1', 'pull', '{"type":"pull","repo":"a/b"}', 'running', 5.0, 1, 1.0)"""
+            )
+        )
+        await old.close()
+        db = Database(tmp_path).open()
+        job = await Jobs(db).get("job_1")
+        assert (job.state, job.heard, job.worker, job.pinned) == (State.RUNNING, 0, "", False)
+        assert (await Jobs(db).apply("job_1", Event.ORPHANED)).state is State.QUEUED
+        await db.close()
+        with pytest.raises(Refused, match="is of a newer mlxd"):
+            Database(tmp_path, MIGRATIONS[:2]).open()
+
+    asyncio.run(main())
 
 
 def test_a_retry_planned_beyond_all_measure_is_due(tmp_path: Path) -> None:
@@ -218,7 +300,7 @@ def test_a_retry_planned_beyond_all_measure_is_due(tmp_path: Path) -> None:
         await jobs.admit_next(OWNER)
         await jobs.apply(job.id, Event.EXIT, transient=True, retry_at=clock.now + 30)
         assert await jobs.admit_next(OWNER) is None
-        assert await jobs.next_retry_s() == 30
+        assert [jobs.due_in(waiting) for waiting in await jobs.queued()] == [30]
         clock.now -= 365 * 86400
         taken = await jobs.admit_next(OWNER)
         assert taken is not None

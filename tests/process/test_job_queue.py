@@ -250,6 +250,7 @@ def test_rows_of_a_dead_parent_are_taken_over(
         for _ in range(3):
             await jobs.admit_next(owner())
         await jobs.apply(pull.id, Event.STARTED)
+        await jobs.set(noop.id, worker="{}")  # it was told what to do
         await jobs.apply(stopping.id, Event.CANCEL)
         await db.close()
         async with queue_of(tmp_path, {}) as queue:

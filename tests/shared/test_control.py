@@ -24,6 +24,9 @@ DOWN: list[Any] = [
     control.Adopt(3, "0.1.0", "secret"),
     control.Drain(),
     control.Resize(kv_bytes=1, prefix_cache_bytes=2),
+    control.Heard(3),
+    control.Hold(),
+    control.GoOn(),
     control.Cancel(),
     control.Shutdown(),
 ]

@@ -5,12 +5,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from shared.control import LaunchJob
-from shared.jobs import ImportGguf, JobDone, JobEvent, JobSpec, JobStarted, NoopJob, PullRepo
+from shared.errors import ErrorCode, refuse
+from shared.jobs import CountJob, ImportGguf, JobDone, JobEvent, JobSpec, JobStarted, NoopJob, PullRepo
 from shared.lab import Benchmark, Dataset, Evaluate, Finetune, Fuse, MergeAdapters, Push, Quantize
 from worker.jobs.context import JobContext
 
 KINDS: Mapping[type[JobSpec], str] = {
     NoopJob: "worker.jobs.noop",
+    CountJob: "worker.jobs.count",
     ImportGguf: "worker.jobs.import_gguf",
     PullRepo: "worker.jobs.pull_repo",
     Fuse: "worker.jobs.fuse",
@@ -34,7 +36,11 @@ def run(launch: LaunchJob, emit: Callable[[JobEvent], None], should_stop: Callab
         work=Path(launch.work) if launch.work else None,
         resume=launch.resume,
     )
-    module = importlib.import_module(KINDS[type(launch.spec)])
+    kind = type(launch.spec)
+    if kind not in KINDS:
+        said = f"this version of mlxd cannot run jobs of kind {kind.__struct_config__.tag}"
+        raise refuse(ErrorCode.UNSUPPORTED, said)
+    module = importlib.import_module(KINDS[kind])
     emit(JobStarted())
     done: JobDone = module.run(launch.spec, ctx)
     return done

@@ -15,6 +15,7 @@ import httpx2
 import msgspec
 
 from shared.errors import ErrorCode, refuse
+from worker.lab import local_key
 from worker.lab.dataset.asking import words_of
 
 TEXT = (
@@ -59,6 +60,7 @@ class Bench:
         self._tokens: list[int] = []
         self._http = httpx2.AsyncClient(
             trust_env=False,
+            headers=local_key.headers(),
             timeout=httpx2.Timeout(_READ_S, connect=10.0, pool=None),
             limits=httpx2.Limits(max_connections=None),
         )

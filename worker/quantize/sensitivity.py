@@ -126,7 +126,7 @@ class _Probe:
             for begin in range(0, hidden.shape[0], CHUNK):
                 reference = self._reference(place, begin)
                 found = log_probabilities(candidate.head(hidden[begin : begin + CHUNK]))
-                total += float(divergence(reference, found).sum().item())
+                total += float(divergence(reference, found).sum().item())  # type: ignore[arg-type]
                 count += reference.shape[0]
         value = total / count
         return value if math.isfinite(value) else math.inf

@@ -9,6 +9,7 @@ import httpx2
 import msgspec
 
 from shared.errors import ErrorCode, Failure, Refused, refuse
+from worker.lab import local_key
 from worker.lab.dataset.form import Answer, Dropped, Message
 
 TRIES = 8
@@ -45,6 +46,7 @@ class Server:
         self._pause = pause
         self._http = httpx2.AsyncClient(
             trust_env=False,
+            headers=local_key.headers(),
             transport=transport,
             timeout=httpx2.Timeout(READ_S, connect=10.0, pool=None),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
