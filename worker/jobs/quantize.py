@@ -60,7 +60,7 @@ def run(spec: Quantize, ctx: JobContext, shard_bytes: int = SHARD_BYTES) -> JobD
     except OSError as error:
         code = ErrorCode.DISK_FULL if error.errno in (28, 122) else ErrorCode.CONFLICT
         where = error.filename or ctx.output
-        raise refuse(code, f"{where}: cannot be written ({error.strerror or error})") from None
+        raise refuse(code, f"{where}: cannot be read or written ({error.strerror or error})") from None
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, MemoryError) or _NO_ROOM.search(str(error)):
             raise _no_room(spec, error) from None

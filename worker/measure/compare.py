@@ -5,6 +5,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import msgspec
+import numpy as np
 
 from shared.checkpoint import Checkpoint, inspect
 from worker.measure.scores import (
@@ -54,7 +55,7 @@ def measure(model: Path, rows: Sequence[Sequence[int]], reference: Path | None, 
         if len(logits) == 2:
             apart += divergence(*map(log_probabilities, logits)).tolist()  # type: ignore[arg-type]
             top = mx.argmax(logits[0], axis=-1) == mx.argmax(logits[1], axis=-1)
-            same += int(top.sum().item())  # type: ignore[arg-type]  # mlx says it may be complex
+            same += int(np.array(top).sum())
     own = perplexity(tally[-1].values)
     if reference is None:
         return Measured(own)

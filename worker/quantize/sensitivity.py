@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 
 from shared.errors import ErrorCode, refuse
 from shared.units import format_bytes
@@ -126,7 +127,7 @@ class _Probe:
             for begin in range(0, hidden.shape[0], CHUNK):
                 reference = self._reference(place, begin)
                 found = log_probabilities(candidate.head(hidden[begin : begin + CHUNK]))
-                total += float(divergence(reference, found).sum().item())  # type: ignore[arg-type]
+                total += float(np.array(divergence(reference, found).sum()))
                 count += reference.shape[0]
         value = total / count
         return value if math.isfinite(value) else math.inf
