@@ -128,6 +128,7 @@ RESULTS = {
     "results": {
         "gsm8k": {
             "alias": "gsm8k",
+            "sample_len": 4,
             "exact_match,strict-match": 0.5,
             "exact_match_stderr,strict-match": "N/A",
             "acc,none": 0.25,
