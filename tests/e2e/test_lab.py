@@ -106,7 +106,7 @@ def test_the_lab_measures_models_and_compares_them(tiny: Path, tmp_path: Path) -
         for body, field, said in (
             ({"kind": "x"}, "kind", "must be evaluate or benchmark"),
             ({"url": "http://evil"}, "url", "is no field of evaluate"),
-            ({"num_samples": 0}, "num_samples", "Expected `int` >= 1"),
+            ({"num_samples": 0}, "num_samples", "num_samples: expected `int` >= 1"),
             ({"model": 3}, "model", "must be the name of a model"),
             ({"model": "tiny", "data": "/etc"}, "data", "is no data set"),
             ({"kind": "benchmark", "streams": []}, "streams", "length >= 1"),
