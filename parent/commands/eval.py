@@ -64,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     if running is not None and not _is_path(settings, given.get("data", "")):
         show(measure_there(running, {"kind": "evaluate", "model": args.model, **given}), as_json=args.json)
         return 0
+    if args.data:
+        given["data"] = str(_data(settings, args.data))
     library = library_of(settings, resolved.models)
     entry = named(library, args.model)
     given |= {"model": str(entry.path), "model_id": entry.id}
@@ -74,8 +76,6 @@ def run(args: argparse.Namespace) -> int:
         given["adapter"] = str(adapter.path)
     if args.reference:
         given["reference"] = str(named(library, args.reference).path)
-    if args.data:
-        given["data"] = str(_data(settings, args.data))
     if running is not None:
         given["url"] = running.url
     show(measure_here(settings, _spec(given)), as_json=args.json)
@@ -86,7 +86,8 @@ def _spec(given: dict[str, Any]) -> Evaluate:
     try:
         return msgspec.convert(given, Evaluate)
     except msgspec.ValidationError as error:
-        raise refuse(ErrorCode.INVALID_REQUEST, str(error)) from None
+        said = str(error)
+        raise refuse(ErrorCode.INVALID_REQUEST, f"{said[:1].lower()}{said[1:]}") from None
 
 
 def _is_path(settings: Settings, data: str) -> bool:

@@ -91,7 +91,7 @@ def show(rows: list[Evaluation], *, as_json: bool) -> None:
     print_table(
         ["NUMBER", "NOW", "BEFORE", "CHANGE"],
         [
-            [name, f"{value:.6g}", _number(before.get(name)), _change(value, before.get(name))]
+            [name, _number(value), _number(before.get(name)), _change(value, before.get(name))]
             for name, value in newest.numbers.items()
         ],
     )
@@ -112,7 +112,9 @@ def show(rows: list[Evaluation], *, as_json: bool) -> None:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.6g}"
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value == int(value) and value >= 1000 else f"{value:.6g}"
 
 
 def _change(now: float, before: float | None) -> str:

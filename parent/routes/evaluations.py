@@ -80,7 +80,7 @@ class EvaluationRoutes:
             spec = msgspec.convert(body, struct)
         except msgspec.ValidationError as error:
             what, _, where = str(error).partition(" - at `$.")
-            raise _bad(where.rstrip("`") or "body", what) from None
+            raise _bad(where.rstrip("`") or "body", f"{what[:1].lower()}{what[1:]}") from None
         if kind == "benchmark" and model:
             await self.pool.roster.known(model)  # or it is refused now, not by the job
         job = await self.queue.submit(spec, needs=needs)
@@ -117,4 +117,4 @@ class EvaluationRoutes:
 
 
 def _bad(field: str, problem: str) -> Exception:
-    return refuse(ErrorCode.INVALID_REQUEST, f"{field} {problem}", param=field)
+    return refuse(ErrorCode.INVALID_REQUEST, f"{field}: {problem}", param=field)

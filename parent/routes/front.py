@@ -27,7 +27,7 @@ _ANTHROPIC = "/v1/messages"
 _RESPONSES = "/v1/responses"
 _MODELS = "/v1/models"
 _OURS = frozenset(
-    {"jobs", "finetune", "quantize", "dataset", "model", "settings", "gc"}
+    {"jobs", "finetune", "quantize", "dataset", "model", "settings", "gc", "evaluations"}
 )  # of what is below /api/
 
 

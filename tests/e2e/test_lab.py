@@ -106,7 +106,7 @@ def test_the_lab_measures_models_and_compares_them(tiny: Path, tmp_path: Path) -
         for body, field, said in (
             ({"kind": "x"}, "kind", "must be evaluate or benchmark"),
             ({"url": "http://evil"}, "url", "is no field of evaluate"),
-            ({"num_samples": 0}, "num_samples", "Expected `int` >= 1"),
+            ({"num_samples": 0}, "num_samples", "num_samples: expected `int` >= 1"),
             ({"model": 3}, "model", "must be the name of a model"),
             ({"model": "tiny", "data": "/etc"}, "data", "is no data set"),
             ({"kind": "benchmark", "streams": []}, "streams", "length >= 1"),
@@ -125,7 +125,8 @@ def test_the_lab_measures_models_and_compares_them(tiny: Path, tmp_path: Path) -
         assert "+0.0%" in shown.stdout
         text = tmp_path / "text.txt"
         text.write_text("the harbour keeper counted the waves " * 20)
-        told = mlxd(server, "eval", "tiny", "--data", str(text), "--sequence-length", "16", "--json")
+        told = mlxd(server, "eval", str(tiny), "--data", str(text), "--sequence-length", "16", "--json")
+        assert told.returncode == 0, told.stderr
         assert json.loads(told.stdout)[0]["what"]["data"] == str(text)
         speeds = mlxd(
             server,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from parent.db import Database
+from parent.db import MIGRATIONS, Database, _evaluations
 from parent.jobs.evaluations import RESULT, Evaluation, Evaluations, compared, evaluation_of
 from parent.jobs.states import Event
 from parent.jobs.store import Jobs, Owner
@@ -91,6 +91,26 @@ def test_a_lab_job_is_shown_without_the_length_of_its_texts(tmp_path: Path) -> N
             shown = msgspec.json.decode(msgspec.json.encode(view(await jobs.create(spec))))
             assert shown["spec"]["inputs"] == {"pairs_text": text}
             assert shown["spec"]["template"] == "sft_qa_pairs"
+
+    using(tmp_path, work)
+
+
+def test_a_database_from_before_lab_results_gets_their_table_and_keeps_its_jobs(tmp_path: Path) -> None:
+    place = MIGRATIONS.index(_evaluations)
+
+    async def before() -> str:
+        db = Database(tmp_path, MIGRATIONS[:place]).open()
+        try:
+            return (await Jobs(db).create(NoopJob())).id
+        finally:
+            await db.close()
+
+    job_id = asyncio.run(before())
+
+    async def work(table: Evaluations, jobs: Jobs) -> None:
+        assert (await jobs.get(job_id)).kind == "noop"
+        await table.add(measured(1, 10))
+        assert len(await table.find()) == 1
 
     using(tmp_path, work)
 

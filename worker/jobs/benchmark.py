@@ -28,8 +28,8 @@ def run(spec: Benchmark, ctx: JobContext) -> JobDone:
         raise refuse(ErrorCode.ENGINE_UNAVAILABLE, f"{spec.url} does not answer: {said}") from None
     best = max(points, key=lambda point: point.total_tps)
     summary = (
-        f"{points[0].decode_tps:.1f} tokens/s with {points[0].streams}, {best.total_tps:.1f} with "
-        f"{best.streams} streams, first token after {points[0].ttft_s * 1000:.0f} ms"
+        f"{points[0].decode_tps:.1f} tokens/s a stream, {best.total_tps:.1f} in all with {best.streams}, "
+        f"first token after {points[0].ttft_s * 1000:.0f} ms"
     )
     numbers = {name: value for point in points for name, value in numbers_of(point).items()}
     return JobDone("", summary, {"numbers": numbers, "points": msgspec.to_builtins(points)})

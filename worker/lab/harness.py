@@ -71,6 +71,8 @@ def numbers_of(found: Any) -> dict[str, float]:
     numbers = {}
     for task, metrics in ((found or {}).get("results") or {}).items():
         for name, value in metrics.items():
+            if name == "sample_len":  # how many were asked is no metric
+                continue
             if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
                 numbers[f"{task}/{name.removesuffix(',none')}"] = float(value)
     return numbers

@@ -27,11 +27,20 @@ _READ_S = 900.0
 
 
 class Answered(NamedTuple):
-    """Of one request: seconds to the first token and to the last, and how many tokens came."""
+    """Of one request: seconds to the first text and to the last, how many tokens came, and how many with the first."""
 
     first_s: float
     last_s: float
     tokens: int
+    first_tokens: int = 1
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second behind the first text; where most came at once, as held back text does, over all the time."""
+        behind = self.tokens - self.first_tokens
+        if behind * 2 < self.tokens or self.last_s <= self.first_s:
+            return self.tokens / self.last_s if self.last_s else 0.0
+        return behind / (self.last_s - self.first_s)
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -89,16 +98,11 @@ class Bench:
             answers += found
             totals.append(sum(one.tokens for one in found) / spent)
         first = statistics.median(one.first_s for one in answers)
-        rates = [
-            (one.tokens - 1) / (one.last_s - one.first_s)
-            for one in answers
-            if one.tokens > 1 and one.last_s > one.first_s
-        ]
         return Point(
             prompt_tokens=prompt_tokens,
             streams=streams,
             ttft_s=first,
-            decode_tps=statistics.median(rates) if rates else 0.0,
+            decode_tps=statistics.median(one.rate for one in answers),
             total_tps=statistics.median(totals),
             prompt_tps=prompt_tokens / max(first, 1e-9),
             completion_tokens=statistics.fmean(one.tokens for one in answers),
@@ -122,11 +126,12 @@ class Bench:
                 "max_tokens": most,
                 "temperature": 0,
                 "stream": True,
-                "stream_options": {"include_usage": True},
+                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             }
         )
         began = self._clock()
-        first = last = tokens = 0.0
+        first = last = 0.0
+        tokens = first_tokens = 0
         async with self._http.stream("POST", f"{self.url}/v1/completions", content=body) as answer:
             if not answer.is_success:
                 self._check(answer.status_code, await answer.aread())
@@ -137,13 +142,14 @@ class Bench:
                 if "error" in chunk:
                     raise refuse(ErrorCode.ENGINE_FAULT, f"{self.url}: {chunk['error'].get('message', '')}")
                 if chunk.get("usage"):
-                    tokens = chunk["usage"]["completion_tokens"]
+                    tokens = int(chunk["usage"]["completion_tokens"])
                 if any(choice.get("text") for choice in chunk.get("choices") or ()):
                     last = self._clock() - began
-                    first = first or last
+                    if not first:
+                        first, first_tokens = last, tokens or 1
         if not tokens or not first:
             raise refuse(ErrorCode.ENGINE_FAULT, f"{self.url}: an answer without text; nothing can be timed")
-        return Answered(first, last, int(tokens))
+        return Answered(first, last, tokens, first_tokens)
 
     def _check(self, status: int, content: bytes) -> None:
         if status < 400:

@@ -16,7 +16,7 @@ from tests.fakes.answers import Answers
 from worker.jobs import benchmark, evaluate
 from worker.jobs.context import JobContext
 from worker.lab import harness
-from worker.lab.throughput import Bench, Point
+from worker.lab.throughput import Answered, Bench, Point
 
 
 class Ticks:
@@ -53,6 +53,22 @@ def test_a_lab_benchmark_times_the_first_token_and_those_behind_it() -> None:
     assert len(body["prompt"]) == 5
     assert all(isinstance(token, int) for token in body["prompt"])
     assert (body["max_tokens"], body["temperature"], body["stream"], body["model"]) == (4, 0, True, "m")
+
+
+@pytest.mark.parametrize(
+    ("answered", "rate"),
+    [
+        (Answered(1.0, 3.0, 5), 2.0),
+        (Answered(1.0, 3.0, 5, 3), 5 / 3),  # most came with the first text
+        (Answered(1.0, 2.0, 6, 3), 3.0),
+        (Answered(2.0, 2.0, 8, 8), 4.0),
+        (Answered(2.0, 2.0, 1), 0.5),
+    ],
+)
+def test_a_lab_rate_is_that_behind_the_first_text_if_much_comes_behind_it(
+    answered: Answered, rate: float
+) -> None:
+    assert answered.rate == rate
 
 
 def test_a_lab_benchmark_asks_each_stream_something_else() -> None:
@@ -128,6 +144,7 @@ RESULTS = {
     "results": {
         "gsm8k": {
             "alias": "gsm8k",
+            "sample_len": 4,
             "exact_match,strict-match": 0.5,
             "exact_match_stderr,strict-match": "N/A",
             "acc,none": 0.25,
