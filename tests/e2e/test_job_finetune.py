@@ -1,11 +1,16 @@
 """A training as a person begins it: by the command, over the server and without one, and by the lab's route."""
 
+import contextlib
+import json
 import os
 import shutil
+import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +73,42 @@ def test_the_route_of_the_lab_answers_with_the_place_of_the_adapter(server: Serv
 
     assert until(over, "the job to be over", 60.0) == "done"
     assert (Path(found["adapter_path"]) / "adapters.safetensors").exists()
+
+
+def test_a_training_that_is_killed_ends_with_the_same_adapter(server: Served) -> None:
+    body = {"model": "tiny", "data": "mine", "iters": 60, "rank": 2, "lora_dropout": 0.1, "steps_per_save": 5}
+
+    def begin(name: str) -> str:
+        answer = server.http.post("/api/finetune/submit", json={**body, "name": name})
+        return str(answer.json()["job_id"])
+
+    def job_of(job_id: str) -> dict[str, Any]:
+        return dict(server.http.get(f"/api/jobs/{job_id}").json()["job"])
+
+    def saved(job_id: str, beyond: int) -> int:
+        """The step of a checkpoint behind that one; 0 once the job is over."""
+        job = job_of(job_id)
+        step = job["checkpoint"]["step"] if job["checkpoint"] else 0
+        return step if step > beyond else -1 if job["ended_at"] else 0
+
+    undisturbed = begin("undisturbed")
+    until(lambda: job_of(undisturbed)["ended_at"], "the undisturbed run", 120.0)
+    killed, step = begin("killed"), 0
+    for _ in range(3):
+        step = until(lambda step=step: saved(killed, step), "a checkpoint", 60.0)
+        if step < 0:
+            break
+        with contextlib.closing(sqlite3.connect(server.data_dir / "mlxd.sqlite", timeout=30)) as db:
+            found = db.execute("SELECT worker FROM jobs WHERE id = ? AND worker != ''", (killed,)).fetchone()
+        if found:
+            os.kill(json.loads(found[0])["pid"], signal.SIGKILL)
+    until(lambda: job_of(killed)["ended_at"], "the run that was killed", 180.0)
+    job = job_of(killed)
+    assert (job["status"], job["attempt"] > 1) == ("done", True), job
+    files = [
+        server.data_dir / "adapters" / name / "adapters.safetensors" for name in ("undisturbed", "killed")
+    ]
+    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def test_broken_data_fails_the_job_with_its_lines(server: Served) -> None:
