@@ -5,7 +5,7 @@ wrong shape is refused there, what nobody took is refused by `finish`. Nothing i
 `materialise`, which evaluates in groups and reports bytes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,34 @@ def written_scheme(quantization: Mapping[str, Any], module: str) -> dict[str, An
         return dict(quantization)
     sized = {"mode": "affine"} if own.keys() & {"bits", "group_size"} else {}
     return {**quantization, **sized, **own}
+
+
+def multiply_out(
+    checkpoint: Checkpoint,
+    tensors: dict[str, mx.array],
+    kept: Container[str] = (),
+    dtype: mx.Dtype | None = None,
+) -> bool:
+    """Replace quantized weights in `tensors` by their values, but those of modules `kept`; -> whether there were any.
+
+    `dtype`: of the values, None = that of the scales, or what config.json names where these are no numbers.
+    """
+    scheme: dict[str, Any] = checkpoint.config.get("quantization") or {}
+    plain = {"float32": mx.float32, "float16": mx.float16}.get(
+        str(checkpoint.config.get("dtype")), mx.bfloat16
+    )
+    modules = [name.removesuffix(".scales") for name in tensors if name.endswith(".scales")]
+    modules = [module for module in modules if module not in kept]
+    for module in modules:
+        scales, biases = tensors.pop(f"{module}.scales"), tensors.pop(f"{module}.biases", None)
+        given = written_scheme(scheme, module)
+        how = {key: given[key] for key in ("bits", "group_size", "mode") if key in given}
+        if biases is not None:
+            scales, biases = (one if dtype is None else one.astype(dtype) for one in (scales, biases))
+        own = scales.dtype if mx.issubdtype(scales.dtype, mx.floating) else plain
+        name = f"{module}.weight"
+        tensors[name] = mx.dequantize(tensors[name], scales, biases, dtype=dtype or own, **how)
+    return bool(modules)
 
 
 class Weights:

@@ -31,6 +31,8 @@ from tests.bench.verdict import Line, all_of, at_least, below, table
 
 BETTER, MEMORY = 1.0, 1.0
 CANDIDATES = [2, 3, 4, 5, 6, 8]
+TEXT, QUICK_TEXT = (16, 256), (6, 128)
+"""Pieces of the held-out text, and their tokens."""
 Found = dict[str, Any]
 
 
@@ -43,27 +45,35 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="few calibration tokens and candidates, for a look"
     )
+    parser.add_argument(
+        "--keep", type=Path, help="a folder for the mix's job, which goes on where it was broken off"
+    )
     parser.add_argument("--way", help=argparse.SUPPRESS)  # of a child: who, where to, and its settings
     options = parser.parse_args()
     if options.way:
-        who, output, settings = json.loads(options.way)
-        print(json.dumps({"ours": _ours, "mlx_lm": _theirs}[who](Path(output), Quantize(**settings))))
+        who, *where, settings = json.loads(options.way)
+        print(json.dumps({"ours": _ours, "mlx_lm": _theirs}[who](*where, Quantize(**settings))))
         return 0
     data = ROOT / ".data"
     environment, blas = worker_env(load_settings({"data_dir": str(data)}, {}, home=ROOT).settings)
     model = (options.model or starter(data)).resolve()
     print(f"{machine()}; {blas}; model {model.name}{'; quick' if options.quick else ''}\n", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="mlxd-bench-") as folder:
-        lines = _measure(model, Path(folder), environment, quick=options.quick)
+        lines = _measure(model, Path(folder), options.keep, environment, quick=options.quick)
     print(table(lines))
     print(json.dumps([line._asdict() | {"verdict": line.verdict} for line in lines]))
     return int(any(line.is_held is False for line in lines))
 
 
-def _measure(model: Path, folder: Path, environment: dict[str, str], *, quick: bool) -> list[Line]:
-    def run(who: str, output: str, **spec: Any) -> Found:
+def _measure(
+    model: Path, folder: Path, keep: Path | None, environment: dict[str, str], *, quick: bool
+) -> list[Line]:
+    held_out = QUICK_TEXT if quick else TEXT
+
+    def run(who: str, output: str, *, work: Path | None = None, **spec: Any) -> Found:
         began = time.monotonic()
-        way = json.dumps([who, str(folder / output), {"model": str(model), **spec}])
+        where = [str(folder / output), str(work or folder / f"{output}-work"), held_out]
+        way = json.dumps([who, *where, {"model": str(model), **spec}])
         done = subprocess.run(
             [sys.executable, "-m", "tests.bench.quantize", "--way", way],
             cwd=ROOT,
@@ -81,10 +91,11 @@ def _measure(model: Path, folder: Path, environment: dict[str, str], *, quick: b
     bare = run("ours", "bare", **plain, measure=False)
     same, total = _same(folder / "bare", folder / "theirs")
     uniform = run("ours", "uniform", **plain)
-    more = {"num_calibration": 2, "calibration_tokens": 64} if quick else {}
+    more = {"num_calibration": 1, "calibration_tokens": 64} if quick else {}
     mixed = run(
         "ours",
         "mixed",
+        work=keep,
         group_size=64,
         target_bpw=uniform["bpw"],
         candidate_bits=[3, 4, 6] if quick else CANDIDATES,
@@ -152,7 +163,7 @@ def _allowed(model: Path) -> int:
     return max(shard.num_bytes for shard in checkpoint.shards) + max(parts.values())
 
 
-def _ours(output: Path, spec: Quantize) -> Found:
+def _ours(output: str, work: str, held_out: tuple[int, int], spec: Quantize) -> Found:
     import mlx.core as mx
 
     from shared.jobs import JobEvent, JobStage
@@ -167,26 +178,26 @@ def _ours(output: Path, spec: Quantize) -> Found:
 
     began = time.monotonic()
     quiet = Quantize(**{name: getattr(spec, name) for name in spec.__struct_fields__} | {"measure": False})
-    run(quiet, JobContext(told, lambda: False, output))
+    run(quiet, JobContext(told, lambda: False, Path(output), Path(work)))
     found: Found = {"seconds": time.monotonic() - began, "peak": mx.get_peak_memory()}
-    facts = inspect(output)
+    facts = inspect(Path(output))
     params = sum(math.prod(tensor.shape) for tensor in tensors_of(inspect(Path(spec.model))).values())
     found["bpw"] = facts.weights_bytes * 8 / params
     if spec.measure:
-        rows = pieces(Path(spec.model), "", "held_out", 16, 256, param="calibration")
-        measured = measure(output, rows, Path(spec.model), lambda done, total: None)
+        rows = pieces(Path(spec.model), "", "held_out", *held_out, param="calibration")
+        measured = measure(Path(output), rows, Path(spec.model), lambda done, total: None)
         assert measured.divergence is not None
         found |= {"kl": measured.divergence.mean, "perplexity": measured.perplexity.value}
     return found
 
 
-def _theirs(output: Path, spec: Quantize) -> Found:
+def _theirs(output: str, work: str, held_out: tuple[int, int], spec: Quantize) -> Found:
     import mlx.core as mx
     from mlx_lm.convert import convert
 
     began = time.monotonic()
     with contextlib.redirect_stdout(sys.stderr):
-        convert(spec.model, str(output), quantize=True, q_bits=spec.bits, q_group_size=spec.group_size)
+        convert(spec.model, output, quantize=True, q_bits=spec.bits, q_group_size=spec.group_size)
     return {"seconds": time.monotonic() - began, "peak": mx.get_peak_memory()}
 
 

@@ -21,6 +21,7 @@ from shared.errors import ErrorCode, Refused, refuse
 from shared.jobs import JobDone, JobLog, JobSaved, JobStage
 from shared.lab import Quantize
 from shared.units import format_bytes
+from shared.version import VERSION as mlxd_version
 from worker.jobs.context import JobContext, make_scratch, publish, require_space
 from worker.jobs.quantize_shards import SHARD_BYTES, Shard, plan, weight_map, write_all
 from worker.layers.linear import Scheme
@@ -172,14 +173,14 @@ class _Run:
             known = json.loads(state.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             known = None
-        if known != {"version": VERSION, "digest": digest}:
+        if known != {"digest": digest}:
             if known is not None:
                 self.ctx.emit(
                     JobLog("begins anew: settings, model or version are not those of what was done before")
                 )
             shutil.rmtree(self.shards, ignore_errors=True)
             (self.work / FOUND).unlink(missing_ok=True)
-            state.write_text(json.dumps({"version": VERSION, "digest": digest}), encoding="utf-8")
+            state.write_text(json.dumps({"digest": digest}), encoding="utf-8")
         self.shards.mkdir(exist_ok=True)
         for left in self.shards.glob("*.part"):
             left.unlink()
@@ -347,8 +348,9 @@ def _short(found: Measured) -> str:
 
 
 def _digest(spec: Quantize, source: Source) -> str:
-    """Of what the result depends on: settings, calibration, and the model as far as its files' sizes and times tell."""
+    """Of what the result depends on: settings, versions, texts; of the model the sizes and times of its files."""
     digest = hashlib.sha256(msgspec.json.encode(spec))
+    digest.update(f"{VERSION} {mlxd_version} {mx.__version__}\n".encode())
     path = Path(spec.model)
     for shard in source.checkpoint.shards:
         state = (path / shard.file).stat()

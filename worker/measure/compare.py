@@ -17,7 +17,7 @@ from worker.measure.scores import (
     summary,
     surprise,
 )
-from worker.measure.streamed import Head, final_states, unread_decoder
+from worker.measure.streamed import Head, final_states, plain_decoder
 
 CHUNK = 128
 """Positions whose logits exist at once."""
@@ -78,7 +78,7 @@ def _run_all(
     """Hidden states [T, D] of all rows, and the head, of each model."""
     found: list[tuple[mx.array, Head]] = []
     for place, checkpoint in enumerate(checkpoints):
-        decoder = unread_decoder(checkpoint)
+        decoder = plain_decoder(checkpoint)
         count = len(checkpoints)
 
         def told(done: int, total: int, place: int = place, count: int = count) -> None:

@@ -7,6 +7,7 @@ memory can be measured, and reading it once is enough. For models whose graph is
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import mlx.core as mx
+import msgspec
 
 from shared.checkpoint import Checkpoint
 from shared.errors import ErrorCode, refuse
@@ -14,7 +15,7 @@ from worker.layers.batch import Batch
 from worker.models import FAMILIES, choose_dtype
 from worker.models.decoder import Decoder
 from worker.train.rows import batch_of
-from worker.weights import Weights
+from worker.weights import Weights, multiply_out, unread_tensors
 
 PASS_TOKENS = 2048
 """Tokens that go through a layer at once."""
@@ -46,6 +47,20 @@ def unread_decoder(
     weights.finish()
     assert isinstance(model, Decoder)
     return model
+
+
+def plain_decoder(checkpoint: Checkpoint) -> Decoder:
+    """The same for many tokens at once: on a CPU quantized weights are multiplied out as they are read, because mlx's
+    products with packed weights do not go through the BLAS there.
+    """
+    if mx.default_device().type != mx.DeviceType.cpu or not checkpoint.quantization:
+        return unread_decoder(checkpoint)
+    tensors = unread_tensors(checkpoint)
+    if not multiply_out(checkpoint, tensors, dtype=mx.float32):
+        return unread_decoder(checkpoint)
+    config = {key: value for key, value in checkpoint.config.items() if key != "quantization"}
+    plain = msgspec.structs.replace(checkpoint, config=config, quantization="")
+    return unread_decoder(plain, tensors=tensors)
 
 
 def passes(model: Decoder, rows: Sequence[Sequence[int]]) -> list[Batch]:

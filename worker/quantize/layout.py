@@ -20,7 +20,7 @@ from shared.errors import ErrorCode, Refused, refuse
 from worker.measure.streamed import unread_decoder
 from worker.models import FAMILIES
 from worker.models.wrapped import TOWERS
-from worker.weights import unread_tensors, written_scheme
+from worker.weights import multiply_out, unread_tensors, written_scheme
 
 Tensors = dict[str, mx.array]
 
@@ -91,7 +91,7 @@ def open_source(path: Path) -> Source:
     )  # names, shapes and quantization fit the config, or it says what does not
     tensors = unread_tensors(checkpoint)
     kept = _kept(checkpoint, tensors)
-    multiplied = _multiply_out(checkpoint, tensors, kept)
+    multiplied = multiply_out(checkpoint, tensors, kept)
     source = Source(
         checkpoint,
         {key: value for key, value in checkpoint.config.items() if key != "quantization"},
@@ -134,24 +134,6 @@ def _kept(checkpoint: Checkpoint, tensors: Tensors) -> dict[str, dict[str, Any]]
     mxfp4 = {module for module, how in found.items() if how.get("mode") == "mxfp4"} | blocks
     return {module: {"group_size": 32, "bits": 4, "mode": "mxfp4"} for module in sorted(mxfp4)}
 
-
-def _multiply_out(checkpoint: Checkpoint, tensors: Tensors, kept: Mapping[str, Any]) -> bool:
-    """Replace quantized weights by their values; -> whether there were any."""
-    scheme: dict[str, Any] = checkpoint.config.get("quantization") or {}
-    plain = _DTYPES.get(str(checkpoint.config.get("dtype", "")), mx.bfloat16)
-    modules = [name.removesuffix(".scales") for name in tensors if name.endswith(".scales")]
-    for module in modules:
-        if module in kept:
-            continue
-        scales, biases = tensors.pop(f"{module}.scales"), tensors.pop(f"{module}.biases", None)
-        how = {key: value for key, value in written_scheme(scheme, module).items() if key in _HOW}
-        dtype = scales.dtype if mx.issubdtype(scales.dtype, mx.floating) else plain
-        name = f"{module}.weight"
-        tensors[name] = mx.dequantize(tensors[name], scales, biases, dtype=dtype, **how)
-    return any(module not in kept for module in modules)
-
-
-_HOW = ("bits", "group_size", "mode")
 
 # ---------------------------------------------------------------- one layout
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -17,7 +18,7 @@ from tests.worker.models.running import logits_of, one_case_a_family
 from tests.worker.quantize.lab import UNIFORM, run_job
 from worker.measure.compare import measure
 from worker.measure.scores import divergence, log_probabilities, perplexity, summary, surprise
-from worker.measure.streamed import final_states, passes, unread_decoder
+from worker.measure.streamed import final_states, passes, plain_decoder, unread_decoder
 from worker.measure.texts import pieces
 from worker.models import load_model
 
@@ -53,11 +54,19 @@ def test_quantize_summaries_of_what_was_measured() -> None:
     assert (apart.mean, apart.median, apart.same_top, apart.positions) == (0.25, 0, 0.75, 4)
 
 
-@pytest.mark.parametrize("case", one_case_a_family())
-def test_quantize_measures_layer_by_layer_what_the_whole_model_computes(case: str, tmp_path: Path) -> None:
-    model = write_case(case, tmp_path / "model")
+PACKED = [{"bits": 4, "group_size": 32}, {"bits": 8, "group_size": 32, "mode": "mxfp8"}]
+
+
+@pytest.mark.parametrize(
+    ("case", "quantize"),
+    [*((case, None) for case in one_case_a_family()), *(("llama_tied", how) for how in PACKED)],
+)
+def test_quantize_measures_layer_by_layer_what_the_whole_model_computes(
+    case: str, quantize: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    model = write_case(case, tmp_path / "model", quantize=quantize)
     told: list[tuple[int, int]] = []
-    decoder = unread_decoder(inspect(model))
+    decoder = plain_decoder(inspect(model))
     hidden = mx.concatenate(list(final_states(decoder, ROWS, lambda *at: told.append(at))))
     found = np.array(decoder.head(hidden))
     loaded = load_model(model).model
