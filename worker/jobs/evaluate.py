@@ -44,10 +44,14 @@ def run(spec: Evaluate, ctx: JobContext) -> JobDone:
     if spec.tasks:
         ctx.check()
         ctx.emit(JobStage("tasks", message=", ".join(spec.tasks)))
-        numbers |= harness.run_tasks(
-            spec.tasks, spec.model_id or spec.model, spec.url, spec.task_limit, spec.seed
-        )
+        numbers |= harness.run_tasks(spec.tasks, served_name(spec), spec.url, spec.task_limit, spec.seed)
     return JobDone("", _summary(found), {"numbers": numbers, "versions": {"mlx": version("mlx")}})
+
+
+def served_name(spec: Evaluate) -> str:
+    """What clients of the server call it: the model, with its adapter."""
+    name = spec.model_id or spec.model
+    return f"{name}:{Path(spec.adapter).name}" if spec.adapter else name
 
 
 def numbers_of(found: Scores) -> dict[str, float]:

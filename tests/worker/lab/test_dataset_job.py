@@ -131,6 +131,14 @@ def test_a_dataset_never_replaces_a_folder_that_is_there(tmp_path: Path) -> None
         build(pairs(), tmp_path / "other", work=tmp_path / "jobs" / "b")
 
 
+def test_a_dataset_says_that_its_own_folder_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "work").write_text("a file")
+    with pytest.raises(Refused, match=r"work: cannot be written \(File exists\)") as refused:
+        build(pairs(), tmp_path / "mine", work=tmp_path / "work")
+    assert refused.value.failure.code is ErrorCode.CONFLICT
+    assert [path.name for path in tmp_path.iterdir()] == ["work"]
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_dataset_says_that_its_folder_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "sets").mkdir(mode=0o500)

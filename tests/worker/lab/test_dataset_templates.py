@@ -57,6 +57,24 @@ def test_a_dataset_answer_before_any_question_is_dropped() -> None:
     assert dropped[0].reason == "an answer without a question"
 
 
+LINES = st.lists(
+    st.text(st.characters(categories=("L", "Nd"), include_characters=" ,"), max_size=12),
+    min_size=1,
+    max_size=3,
+).map(lambda lines: "\n".join(lines).strip())
+
+
+@given(st.lists(st.tuples(LINES, LINES), max_size=5), st.sampled_from(["\n", "\n\n", "\n \n\n"]))
+def test_dataset_pairs_come_back_as_they_were_written(pairs: list[tuple[str, str]], between: str) -> None:
+    text = between.join(f"Q: {question}\nA: {answer}" for question, answer in pairs)
+    whole = [(question, answer) for question, answer in pairs if question and answer]
+    if not text.strip():
+        return
+    found, dropped, _ = made("sft_qa_pairs", {"pairs_text": text})
+    assert rows_of(found) == [chat(*pair) for pair in whole]
+    assert len(dropped) == len(pairs) - len(whole)
+
+
 # ---------------------------------------------------------------- dpo_pref_pairs
 
 

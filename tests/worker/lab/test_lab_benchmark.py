@@ -187,6 +187,18 @@ def test_lab_tasks_are_asked_of_the_served_model(library: dict[str, Any]) -> Non
     assert library["asked"]["limit"] is None
 
 
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        (Evaluate(model="/models/tiny"), "/models/tiny"),
+        (Evaluate(model="/models/tiny", model_id="org/tiny"), "org/tiny"),
+        (Evaluate(model="/m", model_id="org/tiny", adapter="/adapters/mine/"), "org/tiny:mine"),
+    ],
+)
+def test_lab_tasks_ask_for_the_model_with_its_adapter(spec: Evaluate, name: str) -> None:
+    assert evaluate.served_name(spec) == name
+
+
 def test_lab_tasks_that_cannot_be_run_say_why_in_one_line(library: dict[str, Any]) -> None:
     library["answer"] = ValueError("no such\ntask: mmlu")
     with pytest.raises(Refused, match="could not run mmlu: ValueError: no such task: mmlu") as refused:
