@@ -46,7 +46,13 @@ class Names:
         """By a name, or the path of a folder that is listed. Raises `Refused` (model_not_found, bad_checkpoint)."""
         entry = self.library.model_of(text) if _is_path(text) else None
         if entry is None:
-            entry = self.library.resolve(text).entry
+            found = self.library.resolve(text)
+            if found.adapters:
+                raise refuse(
+                    ErrorCode.INVALID_REQUEST,
+                    f"{text[:80]!r} is a model with adapters; name the model alone, or fuse them first",
+                )
+            entry = found.entry
         if entry.error:
             code = ErrorCode.UNSUPPORTED if entry.unsupported else ErrorCode.BAD_CHECKPOINT
             raise refuse(code, f"{entry.id}: {entry.error}")

@@ -69,6 +69,7 @@ def test_every_setting_has_a_flag_and_a_variable_and_they_read_the_same_text(tmp
         "allowed_hosts": ("a.local, b.local", ["a.local", "b.local"]),
         "model_dirs": ("/a, /b", ["/a", "/b"]),
         "adapter_roots": ("/a, /b", ["/a", "/b"]),
+        "dataset_dirs": ("/a, /b", ["/a", "/b"]),
     }
     for name, known in fields().items():
         if name in samples:

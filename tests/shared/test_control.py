@@ -16,12 +16,15 @@ UP: list[Any] = [
     control.Heartbeat(wire.WorkerStats(steps=3), 0.5),
     control.Drained(),
     control.Fatal(Failure(ErrorCode.CANNOT_FIT, "too large")),
-    control.JobUpdate(jobs.JobStage(stage="x", done=1, total=2)),
+    control.JobUpdate(jobs.JobStage(stage="x", done=1, total=2), seq=3),
 ]
 DOWN: list[Any] = [
     control.LaunchModel(model_id="m", path="/m"),
     control.LaunchJob(job_id="j", spec=jobs.ImportGguf(source="/a.gguf", name="a"), output="/out"),
-    control.Adopt(3, "0.1.0", "secret"),
+    control.Adopt(3, "0.1.0", "secret", heard=4),
+    control.Heard(4),
+    control.Hold(),
+    control.GoOn(),
     control.Drain(),
     control.Resize(kv_bytes=1, prefix_cache_bytes=2),
     control.Heard(3),
