@@ -23,15 +23,15 @@ def steps_told(server: JobServer, job_id: str) -> set[int]:
 
 def test_a_parent_that_is_killed_is_followed_by_one_that_adopts_the_job(tmp_path: Path) -> None:
     with job_server(tmp_path) as server:
-        job_id = server.submit(steps=600, step_s=0.005, steps_per_save=20)
+        job_id = server.submit(steps=2400, step_s=0.005, steps_per_save=20)
         server.wait_saved(job_id)
         pid = server.worker()
         server.kill()
         server.start()
         assert server.worker() == pid
         job = server.wait(job_id, "done", "failed")
-        assert (value_of(job), job["attempt"]) == (expected(600), 1)
-        assert steps_told(server, job_id) == set(range(20, 601, 20))
+        assert (value_of(job), job["attempt"]) == (expected(2400), 1)
+        assert steps_told(server, job_id) == set(range(20, 2401, 20))
         states = [each["state"] for each in server.events(job_id, "state")]
         assert states == ["queued", "starting", "running", "stopping", "done"]
         ids = [each["id"] for each in server.events(job_id)]
@@ -135,7 +135,7 @@ def test_a_stranger_with_a_wrong_nonce_gets_nothing_and_the_parent_still_does(tm
     import sqlite3
 
     with job_server(tmp_path) as server:
-        job_id = server.submit(steps=400, step_s=0.005, steps_per_save=20)
+        job_id = server.submit(steps=2400, step_s=0.005, steps_per_save=20)
         server.wait_saved(job_id)
         pid = server.worker()
         server.kill()
@@ -148,7 +148,7 @@ def test_a_stranger_with_a_wrong_nonce_gets_nothing_and_the_parent_still_does(tm
             assert end.recv(100) == b""
         server.start()
         assert server.worker() == pid
-        assert value_of(server.wait(job_id, "done", "failed")) == expected(400)
+        assert value_of(server.wait(job_id, "done", "failed")) == expected(2400)
 
 
 def test_a_row_of_another_wire_is_ended_and_begun_again(tmp_path: Path) -> None:
