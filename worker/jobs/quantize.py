@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import mlx.core as mx
@@ -350,7 +351,7 @@ def _short(found: Measured) -> str:
 def _digest(spec: Quantize, source: Source) -> str:
     """Of what the result depends on: settings, versions, texts; of the model the sizes and times of its files."""
     digest = hashlib.sha256(msgspec.json.encode(spec))
-    digest.update(f"{VERSION} {mlxd_version} {mx.__version__}\n".encode())
+    digest.update(f"{VERSION} {mlxd_version} {metadata.version('mlx')}\n".encode())
     path = Path(spec.model)
     for shard in source.checkpoint.shards:
         state = (path / shard.file).stat()
