@@ -52,7 +52,8 @@ def test_lab_the_walk_through_ends_with_an_adapter_that_has_learned(tmp_path: Pa
             timeout=240,
         )
         assert done.returncode == 0, done.stderr
-        answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        begins = [found.start() for found in re.finditer(r'\{"id":"chatcmpl', done.stdout)]
+        answers = [json.JSONDecoder().raw_decode(done.stdout, begin)[0] for begin in begins]
         plain, tuned = (each["choices"][0]["message"]["content"] for each in answers)
         assert [each["model"] for each in answers] == ["tiny", "tiny:my-adapter"]
         assert plain != tuned
