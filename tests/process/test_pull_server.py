@@ -124,7 +124,6 @@ def test_a_parent_killed_in_the_middle_is_followed_by_one_that_goes_on(tmp_path:
         here = part.stat().st_size
         sent = hub.sent[WEIGHTS]
         hub.hold.clear()
-        hub.release.set()
         server.start()
         job = server.wait(job_id, "done", "failed")
         assert (job["status"], job["attempt"]) == ("done", 2)

@@ -27,9 +27,6 @@ DOWN: list[Any] = [
     control.GoOn(),
     control.Drain(),
     control.Resize(kv_bytes=1, prefix_cache_bytes=2),
-    control.Heard(3),
-    control.Hold(),
-    control.GoOn(),
     control.Cancel(),
     control.Shutdown(),
 ]
