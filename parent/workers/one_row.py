@@ -130,7 +130,8 @@ def _compiled(command: list[str]) -> str:
 def check(library: Path, blas: str) -> str:
     """What is amiss with `library` in front of `blas`: "" = nothing, `WRONG` = it computes something else."""
     environment = {**os.environ, "LD_PRELOAD": f"{library}:{blas}"}
-    command = [sys.executable, "-I", "-S", "-c", _CHECK, str(library)]
+    mapped = os.path.realpath(library)  # the kernel names what it maps without links
+    command = [sys.executable, "-I", "-S", "-c", _CHECK, mapped]
     try:
         child = subprocess.run(command, env=environment, capture_output=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

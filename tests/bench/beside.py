@@ -45,7 +45,7 @@ def main() -> int:
 
 def _measure(model: Path, folder: Path, count: int) -> list[Line]:
     write_data(folder / "data" / "datasets" / "mine", chats(16, longest=70))
-    with serving(model, folder, "--jobs-quiet-s", str(QUIET_S)) as server:
+    with serving(model, folder, "--jobs-quiet", str(QUIET_S)) as server:
         name = str(server.wait_state("ready")["model"]["id"])
         _first_token_s(server, name, 0)
         alone = [_first_token_s(server, name, number) for number in range(count)]

@@ -36,6 +36,8 @@ def test_it_is_built_once_and_computes_what_the_blas_does(library, tmp_path):
     assert first is not None
     assert front.is_new
     assert one_row.check(first, library) == ""
+    (tmp_path / "link").symlink_to(first.parent)  # a data folder that lies elsewhere
+    assert one_row.check(tmp_path / "link" / first.name, library) == ""
     made = first.stat().st_mtime_ns
     assert one_row.build(library, tmp_path / "cache") == one_row.Front(first)
     assert first.stat().st_mtime_ns == made
