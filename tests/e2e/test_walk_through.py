@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,11 @@ from tests.oracles.checkpoints import write_case
 from tests.process.harness import ROOT
 
 MARK = "<!-- walk-through"
+CURL = """\
+import sys, urllib.request
+_, _, url, _, body = sys.argv
+print(urllib.request.urlopen("http://" + url, body.encode()).read().decode())
+"""
 
 
 def script() -> str:
@@ -25,9 +31,12 @@ def test_lab_the_walk_through_ends_with_an_adapter_that_has_learned(tmp_path: Pa
     tiny = write_case("llama_tied", tmp_path / "data" / "models" / "tiny")
     programs = tmp_path / "bin"
     programs.mkdir()
-    program = programs / "mlxd"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -P -m parent "$@"\n')
-    program.chmod(0o755)
+    written = {"mlxd": f'#!/bin/sh\nexec {sys.executable} -P -m parent "$@"\n'}
+    if shutil.which("curl") is None:
+        written["curl"] = f"#!{sys.executable}\n{CURL}"
+    for name, text in written.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
     with serving(tiny, tmp_path) as server:
         server.wait_state("ready")
         text = script()
