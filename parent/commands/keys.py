@@ -5,8 +5,8 @@
   mlxd keys
   mlxd keys rm laptop
 
-Commands and the page on this machine, which know the data folder, need none. Clients send it as `Authorization: Bearer`
-or `x-api-key`, as their SDKs do with `api_key`. A running server knows at once.
+Commands on this machine, which know the data folder, need none; the page asks for one. Clients send it as
+`Authorization: Bearer` or `x-api-key`, as their SDKs do with `api_key`. A running server knows at once.
 """
 
 import argparse

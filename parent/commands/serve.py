@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         library,
         default=entry.id,
         worker_env={**env, "MLXD_LOG_LEVEL": settings.log_level},
-        on_listening=announcement(entry, opens=opens, key=keys.local_key(settings.data_dir)),
+        on_listening=announcement(entry, opens=opens),
         keep_fds=() if args.leave_with_fd is None else (args.leave_with_fd,),
     )
 
@@ -78,10 +78,10 @@ def is_desktop(environ: os._Environ[str] | dict[str, str]) -> bool:
     return sys.platform == "darwin" or bool(environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY"))
 
 
-def announcement(entry: ModelEntry, *, opens: bool, key: str = "") -> Callable[[str], None]:
+def announcement(entry: ModelEntry, *, opens: bool) -> Callable[[str], None]:
     """What to do once the server listens: print the address, and open it where that makes sense.
 
-    The page gets the key behind a #, which a browser keeps to itself.
+    Without a key, which everybody on the machine could read in the list of processes.
     """
 
     def announce(url: str) -> None:
@@ -90,8 +90,6 @@ def announcement(entry: ModelEntry, *, opens: bool, key: str = "") -> Callable[[
             import webbrowser  # here: services never need it
 
             # A browser may take seconds to come up, and the event loop must not wait for it.
-            threading.Thread(
-                target=webbrowser.open, args=(f"{url}/#key={key}" if key else url,), daemon=True
-            ).start()
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
     return announce

@@ -19,14 +19,8 @@ export function setKey(value) {
   }
 }
 
-/** The one that was kept, or that stands behind the # of the address, which is taken away there. */
+/** The one that was kept. */
 export function findKey() {
-  const given = new URLSearchParams(location.hash.slice(1)).get("key");
-  if (given) {
-    history.replaceState(null, "", location.pathname + location.search);
-    setKey(given);
-    return;
-  }
   try {
     held = localStorage.getItem(NAME) ?? "";
   } catch {

@@ -19,7 +19,7 @@ from typing import Any
 from tests.bench.serve import ROOT, machine, starter
 from tests.bench.verdict import Line, below, table
 from tests.e2e.real import serving
-from tests.process.harness import Served, chat, until
+from tests.process.harness import Served, chat
 from tests.train.lab import chats, write_data
 
 PATIENCE_S = 600.0
@@ -55,8 +55,7 @@ def _measure(model: Path, folder: Path, count: int) -> list[Line]:
         draw = random.Random(1)
         beside = []
         for number in range(count):
-            until(lambda: _is_at_it(server, job), "the job to go on", PATIENCE_S)
-            _steps(server, job, 1)
+            _steps(server, job, 2)  # the first may be one that was under way when the last chat came
             time.sleep(draw.uniform(0, 1) * _step_s(server, job))
             beside.append(_first_token_s(server, name, count + number))
         step = _step_s(server, job)
@@ -93,21 +92,15 @@ def _metrics(server: Served, job: str) -> list[dict[str, Any]]:
 
 def _steps(server: Served, job: str, more: int) -> None:
     """Wait for so many steps from now on."""
-    least = len(_metrics(server, job)) + more
-
-    def are_there() -> bool:
-        time.sleep(0.05)
-        state = server.http.get(f"/api/jobs/{job}").json()["job"]
-        assert state["status"] not in ("failed", "done", "lost"), state
-        return len(_metrics(server, job)) >= least
-
-    until(are_there, f"{least} steps", PATIENCE_S)
-
-
-def _is_at_it(server: Served, job: str) -> bool:
-    time.sleep(0.05)
-    state = server.http.get(f"/api/jobs/{job}").json()["job"]
-    return state["status"] == "running" and not state["paused_for"]
+    after = server.http.get(f"/api/jobs/{job}/log?after=0&limit=1000").json()["next"]
+    path = f"/api/jobs/{job}/stream?after={after}"
+    with server.http.stream("GET", path, timeout=PATIENCE_S) as answer:
+        for line in answer.iter_lines():
+            assert line != "event: end", f"{job} is over"
+            more -= line == "event: metric"
+            if not more:
+                return
+    raise AssertionError("the stream of the job broke off")
 
 
 def _step_s(server: Served, job: str) -> float:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import uvicorn
-from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+
+from tests.fakes.loopback import Loopback
 
 Reply = Callable[[list[dict[str, Any]], dict[str, Any]], str | dict[str, Any]]
 WORDS = ("alpha", "beta", "gamma", "delta")
@@ -41,22 +41,13 @@ class Answers:
             Route("/v1/completions", self._completion, methods=["POST"]),
             Route("/tokenize", self._tokenize, methods=["POST"]),
         ]
-        config = uvicorn.Config(
-            Starlette(routes=routes), port=0, log_config=None, log_level="critical", lifespan="off"
-        )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        while not self._server.started:
-            self._thread.join(0.005)
-            assert self._thread.is_alive(), "the server did not start"
-        self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+        self._server = Loopback(routes)
+        self.url = self._server.url
         return self
 
     def __exit__(self, *error: object) -> None:
         self.hold.set()
-        self._server.should_exit = self._server.force_exit = True
-        self._thread.join(20)
+        self._server.close()
 
     async def _chat(self, request: Request) -> Response:
         body = await _body(request)

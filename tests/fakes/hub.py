@@ -11,13 +11,12 @@ from collections.abc import AsyncIterator
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-import uvicorn
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tests.fakes.hub_commits import Commits
+from tests.fakes.loopback import Loopback
 
 PIECE = 32 * 1024
 
@@ -51,7 +50,7 @@ class Hub:
         self.knows_ranges = True
         self.held = threading.Event()  # somebody is being held
         self.release = threading.Event()
-        self._hosts: list[tuple[uvicorn.Server, threading.Thread]] = []
+        self._hosts: list[Loopback] = []
         self.commits = Commits(self)
         self.url = self.cdn = ""
 
@@ -61,48 +60,26 @@ class Hub:
         return hashlib.sha1(content).hexdigest()
 
     def __enter__(self) -> "Hub":
-        self.cdn = self._serve(
-            [Route("/blob/{repo:path}/-/{path:path}", self._blob), *self.commits.of_cdn()], "localhost"
-        )
-        self.url = self._serve(
+        cdn = Loopback([Route("/blob/{repo:path}/-/{path:path}", self._blob), *self.commits.of_cdn()])
+        hub = Loopback(
             [
                 *self.commits.of_hub(),
                 Route("/api/models/{org}/{name}/revision/{revision:path}", self._info),
                 Route("/{org}/{name}/resolve/{revision}/{path:path}", self._resolve, methods=["GET", "HEAD"]),
-            ],
-            "127.0.0.1",
+            ]
         )
+        self._hosts = [cdn, hub]
+        self.cdn, self.url = f"http://localhost:{cdn.port}", hub.url  # two hosts to whoever asks
         return self
 
     def __exit__(self, *error: object) -> None:
         self.release.set()
-        for server, _ in self._hosts:
-            server.should_exit = server.force_exit = True
-        for _, thread in self._hosts:
-            thread.join(20)
+        for host in self._hosts:
+            host.close()
 
     def starts(self, path: str) -> list[int]:
         """The range starts of every GET for the content of a file."""
         return [seen.start for seen in self.requests if seen.method == "GET" and seen.path == path]
-
-    def _serve(self, routes: list[Route], host: str) -> str:
-        config = uvicorn.Config(
-            Starlette(routes=routes),
-            host="127.0.0.1",
-            port=0,
-            log_config=None,
-            log_level="critical",
-            lifespan="off",
-        )
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        while not server.started:
-            thread.join(0.005)
-            assert thread.is_alive(), "the hub did not start"
-        self._hosts.append((server, thread))
-        port = server.servers[0].sockets[0].getsockname()[1]
-        return f"http://{host}:{port}"
 
     def see(self, request: Request, host: str, path: str) -> Response | None:
         """Write a request down; the answer where it is refused."""

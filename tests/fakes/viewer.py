@@ -1,13 +1,12 @@
 """The data set viewer of the hub, as far as imports ask it: `with Viewer(rows) as viewer:`."""
 
-import threading
 from typing import Any
 
-import uvicorn
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+
+from tests.fakes.loopback import Loopback
 
 
 class Viewer:
@@ -22,21 +21,12 @@ class Viewer:
 
     def __enter__(self) -> "Viewer":
         routes = [Route("/rows", self._rows), Route("/splits", self._splits)]
-        config = uvicorn.Config(
-            Starlette(routes=routes), port=0, log_config=None, log_level="critical", lifespan="off"
-        )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        while not self._server.started:
-            self._thread.join(0.005)
-            assert self._thread.is_alive(), "the viewer did not start"
-        self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+        self._server = Loopback(routes)
+        self.url = self._server.url
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._server.should_exit = self._server.force_exit = True
-        self._thread.join(20)
+        self._server.close()
 
     def _refused(self, request: Request) -> Response | None:
         query = dict(request.query_params)

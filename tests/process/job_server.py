@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,10 +28,10 @@ class Frame(NamedTuple):
 class JobServer:
     """`tests.process.serve_jobs` on `folder/data`; a job's process works on for `grace_s` without it."""
 
-    def __init__(self, folder: Path, grace_s: float = 30.0) -> None:
+    def __init__(self, folder: Path, grace_s: float = 30.0, env: Mapping[str, str] | None = None) -> None:
         self.folder = folder
         self.data = folder / "data"
-        self.env = {**os.environ, "GRACE": str(grace_s)}
+        self.env = {**os.environ, **(env or {}), "GRACE": str(grace_s)}
         self.process: subprocess.Popen[str]
         self.http: httpx2.Client
         self.seen: set[int] = set()  # the processes of jobs

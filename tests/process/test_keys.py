@@ -13,7 +13,6 @@ import ollama
 import openai
 import pytest
 
-from parent.commands.serve import announcement
 from tests.process.harness import Served, served
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,19 +131,3 @@ def test_wrong_commands_say_so_in_a_line(server: Served, key: str, words: tuple[
     assert done.returncode != 0
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_the_browser_gets_the_key_where_only_it_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-    import webbrowser
-
-    opened: list[str] = []
-    there = threading.Event()
-    monkeypatch.setattr(webbrowser, "open", lambda url: (opened.append(url), there.set()))
-
-    class Entry:
-        id = "m"
-
-    announcement(Entry(), opens=True, key="mlxd-k")("http://127.0.0.1:1")  # type: ignore[arg-type]
-    assert there.wait(10)
-    assert opened == ["http://127.0.0.1:1/#key=mlxd-k"]

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import psutil
 import pytest
 
@@ -18,62 +17,29 @@ from parent.config import Settings
 from parent.library.library import Library
 from tests.fakes.hub import Hub, git_hash
 from tests.process.harness import ROOT, is_running, until
+from tests.process.job_server import JobServer
 from tests.process.pulling import NEEDED, REPO, WEIGHTS, cache_of, content_of, environment, files, part_of
 
 
-class Server:
-    """`tests.process.serve_jobs` on `tmp_path/data`, over a cache in `tmp_path`."""
+class Server(JobServer):
+    """A server of jobs over a cache in `folder`; what it pulls ends with it."""
 
     def __init__(self, folder: Path, hub_url: str, **more: str) -> None:
-        self.folder = folder
-        self.env = {**os.environ, **environment(hub_url, folder), **more}
-        self.process: subprocess.Popen[str]
-        self.http: httpx2.Client
-        self.start()
-
-    def start(self) -> None:
-        with open(self.folder / "stderr", "a") as stderr:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.process.serve_jobs", str(self.folder / "data")],
-                cwd=ROOT,
-                env=self.env,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-            )
-        assert self.process.stdout is not None
-        url = self.process.stdout.readline().strip()
-        assert url, (self.folder / "stderr").read_text()
-        self.http = httpx2.Client(base_url=url, timeout=30.0, trust_env=False)
+        super().__init__(folder, 0.0, {**environment(hub_url, folder), **more})
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Ends it; its workers are gone with it."""
         workers = [child.pid for child in psutil.Process(self.process.pid).children(recursive=True)]
         self.process.send_signal(number)
-        self.process.wait(30)
-        self.http.close()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self.reap()
         until(lambda: not [pid for pid in workers if is_running(pid)], "no worker left behind")
-
-    def ask(self, method: str, path: str, status: int = 202, **options: Any) -> dict[str, Any]:
-        answer = self.http.request(method, path, **options)
-        assert answer.status_code == status, answer.text
-        found: dict[str, Any] = answer.json()
-        return found
 
     def pull(self, model: str = REPO) -> str:
         """The id of the job."""
-        return str(self.ask("POST", "/admin/pulls", json={"model": model})["job"]["id"])
+        return str(self.ask("POST", "/admin/pulls", 202, json={"model": model})["job"]["id"])
 
     def job(self, job_id: str) -> dict[str, Any]:
-        return dict(self.ask("GET", f"/admin/pulls/{job_id}", 200)["job"])
-
-    def wait(self, job_id: str, *statuses: str) -> dict[str, Any]:
-        return until(
-            lambda: found if (found := self.job(job_id))["status"] in statuses else None,
-            f"{job_id} to be {' or '.join(statuses)}",
-        )
+        return dict(self.ask("GET", f"/admin/pulls/{job_id}")["job"])
 
 
 @contextlib.contextmanager
@@ -152,7 +118,7 @@ def test_pause_holds_across_a_restart_and_resume_goes_on(tmp_path: Path) -> None
         hub.hold[WEIGHTS] = 300_000
         job_id = server.pull()
         part = held(hub, tmp_path)
-        answer = server.ask("POST", f"/admin/pulls/{job_id}/pause")["job"]
+        answer = server.ask("POST", f"/admin/pulls/{job_id}/pause", 202)["job"]
         assert answer["status"] == "paused" or answer["becomes"] == "paused"
         server.wait(job_id, "paused")
         here = part.stat().st_size
@@ -160,7 +126,7 @@ def test_pause_holds_across_a_restart_and_resume_goes_on(tmp_path: Path) -> None
         server.end()
         server.start()
         assert server.job(job_id)["status"] == "paused"
-        server.ask("POST", f"/admin/pulls/{job_id}/resume")
+        server.ask("POST", f"/admin/pulls/{job_id}/resume", 202)
         assert server.wait(job_id, "done", "failed")["status"] == "done"
         assert hub.starts(WEIGHTS) == [0, here]
 
@@ -174,7 +140,7 @@ def test_asking_again_resumes_what_is_paused_and_names_what_runs(tmp_path: Path)
             error = server.ask("POST", "/admin/pulls", 409, json={"model": model})["error"]
             assert job_id in error["message"]
             assert error["code"] == "conflict"
-        server.ask("POST", f"/admin/pulls/{job_id}/pause")
+        server.ask("POST", f"/admin/pulls/{job_id}/pause", 202)
         server.wait(job_id, "paused")
         hub.hold.clear()
         server.ask("POST", "/admin/pulls", 409, json={"model": f"{REPO}@v1"})
@@ -188,12 +154,12 @@ def test_a_paused_pull_whose_revision_has_moved_leaves_nothing_of_the_old_one(tm
         hub.hold[WEIGHTS] = 300_000
         job_id = server.pull()
         held(hub, tmp_path)
-        server.ask("POST", f"/admin/pulls/{job_id}/pause")
+        server.ask("POST", f"/admin/pulls/{job_id}/pause", 202)
         server.wait(job_id, "paused")
         assert list(cache_of(tmp_path).rglob("*.incomplete"))
         hub.hold.clear()
         hub.repos[REPO] = {**files(), WEIGHTS: files(700_000)[WEIGHTS]}
-        server.ask("POST", f"/admin/pulls/{job_id}/resume")
+        server.ask("POST", f"/admin/pulls/{job_id}/resume", 202)
         server.wait(job_id, "done")
         assert not list(cache_of(tmp_path).rglob("*.incomplete"))
 
@@ -203,7 +169,7 @@ def test_cancel_ends_the_job_and_keeps_what_is_verified(tmp_path: Path) -> None:
         hub.hold[WEIGHTS] = 300_000
         job_id = server.pull()
         held(hub, tmp_path)
-        server.ask("DELETE", f"/admin/pulls/{job_id}")
+        server.ask("DELETE", f"/admin/pulls/{job_id}", 202)
         job = server.wait(job_id, "cancelled")
         assert job["ended_at"] is not None
         assert (cache_of(tmp_path) / "blobs" / git_hash(files()["tokenizer.json"])).exists()

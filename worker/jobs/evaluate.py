@@ -14,7 +14,8 @@ from shared.jobs import JobDone, JobStage
 from shared.lab import Evaluate
 from worker.jobs.context import JobContext
 from worker.lab import harness
-from worker.lab.scoring import Scores, rows_of, score
+from worker.lab.scoring import rows_of, score
+from worker.measure.compare import Measured
 
 _NO_ROOM = re.compile(r"alloc|out of memory", re.IGNORECASE)
 
@@ -54,7 +55,7 @@ def served_name(spec: Evaluate) -> str:
     return f"{name}:{Path(spec.adapter).name}" if spec.adapter else name
 
 
-def numbers_of(found: Scores) -> dict[str, float]:
+def numbers_of(found: Measured) -> dict[str, float]:
     """By the names under which they are kept."""
     numbers: dict[str, float] = {
         "perplexity": found.perplexity.value,
@@ -73,7 +74,7 @@ def numbers_of(found: Scores) -> dict[str, float]:
     return numbers
 
 
-def _summary(found: Scores) -> str:
+def _summary(found: Measured) -> str:
     text = f"perplexity {found.perplexity.value:.3f} ± {found.perplexity.error:.3f}"
     if found.reference is not None and found.divergence is not None:
         text += f" (reference {found.reference.value:.3f}), KL {found.divergence.mean:.5f}"

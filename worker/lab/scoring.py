@@ -7,44 +7,25 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import mlx.core as mx
-import msgspec
 import numpy as np
 
 from shared.dataset import read, read_rows
 from shared.errors import ErrorCode, refuse
-from shared.files import read_regular
 from worker.adapters.mount import Adapters
 from worker.datasets.examples import Writer
 from worker.layers.batch import Batch
-from worker.measure.scores import (
-    Divergence,
-    Perplexity,
-    divergence,
-    log_probabilities,
-    perplexity,
-    summary,
-    surprise,
-)
+from worker.measure.compare import Comparison, Measured
+from worker.measure.texts import text_of
 from worker.models import DecoderModel, LoadedModel, load_model
 from worker.models.decoder import Decoder
 
 PASS_TOKENS = 2048
 """Tokens of one pass."""
-CHUNK = 256
-"""Positions whose logits exist at once."""
 OWN_TEXT = Path(__file__).parents[1] / "measure" / "held_out.txt"
 
 Rows = Sequence[Sequence[int]]
 Tell = Callable[[str, int, int], None]
 """(stage, done, total); it may raise to stop."""
-
-
-class Scores(msgspec.Struct, frozen=True):
-    """Of a model, and where there is one of the reference and of how far apart both are."""
-
-    perplexity: Perplexity
-    reference: Perplexity | None = None
-    divergence: Divergence | None = None
 
 
 def rows_of(model: Path, data: str, count: int, length: int, seed: int) -> list[list[int]]:
@@ -66,7 +47,7 @@ def rows_of(model: Path, data: str, count: int, length: int, seed: int) -> list[
 def _tokens(writer: Writer, data: str, enough: int, seed: int) -> list[int]:
     place = Path(data) if data else OWN_TEXT
     if not place.is_dir() and place.suffix != ".jsonl":
-        return writer.tokenizer.encode_text(_text(place))
+        return writer.tokenizer.encode_text(text_of(place, "data"))
     if place.is_dir():
         found = read(place, split=False)
         rows = found.valid or found.train
@@ -80,17 +61,7 @@ def _tokens(writer: Writer, data: str, enough: int, seed: int) -> list[int]:
     return tokens
 
 
-def _text(file: Path) -> str:
-    try:
-        return read_regular(file).decode("utf-8")
-    except OSError as error:
-        reason = error.strerror or "cannot be read"
-        raise refuse(ErrorCode.INVALID_REQUEST, f"{file}: {reason}", param="data") from None
-    except UnicodeDecodeError:
-        raise refuse(ErrorCode.INVALID_REQUEST, f"{file}: is no text in UTF-8", param="data") from None
-
-
-def score(model: Path, rows: Rows, tell: Tell, *, adapter: str = "", reference: str = "") -> Scores:
+def score(model: Path, rows: Rows, tell: Tell, *, adapter: str = "", reference: str = "") -> Measured:
     """Run the rows through the reference, if there is one, then through the model with its adapter.
 
     Of the reference only its head and the last hidden states stay in memory meanwhile. Raises `Refused`.
@@ -109,29 +80,11 @@ def score(model: Path, rows: Rows, tell: Tell, *, adapter: str = "", reference: 
     if other is not None:
         _check_same_words(loaded, other, kept[0])
     held = _with_adapter(loaded, adapter)
-    own: list[float] = []
-    theirs: list[float] = []
-    apart: list[float] = []
-    same = 0
-    for place, (hidden, group) in enumerate(
-        zip(_hidden(loaded, rows, "score", tell, held), _groups(rows), strict=True)
-    ):
-        targets = [token for row in group for token in (*row[1:], -1)]
-        where = [at for at, target in enumerate(targets) if target >= 0]
-        for begin in range(0, len(where), CHUNK):
-            at = mx.array(where[begin : begin + CHUNK])
-            wanted = mx.array([targets[each] for each in where[begin : begin + CHUNK]])
-            logits = loaded.model.head(hidden[at])
-            own += np.array(surprise(logits, wanted)).tolist()
-            if other is not None:
-                before = other.head(kept[place][at])
-                theirs += np.array(surprise(before, wanted)).tolist()
-                both = (log_probabilities(before), log_probabilities(logits))
-                apart += np.array(divergence(*both)).tolist()
-                same += int(np.array(mx.argmax(before, axis=-1) == mx.argmax(logits, axis=-1)).sum())
-    if other is None:
-        return Scores(perplexity(own))
-    return Scores(perplexity(own), perplexity(theirs), summary(apart, same))
+    comparison = Comparison([model.head for model in (other, loaded.model) if model is not None])
+    before = iter(kept)
+    for hidden, group in zip(_hidden(loaded, rows, "score", tell, held), _groups(rows), strict=True):
+        comparison.add(group, [hidden] if other is None else [next(before), hidden])
+    return comparison.result()
 
 
 def _loaded(path: Path, stage: str, tell: Tell) -> LoadedModel:

@@ -33,6 +33,38 @@ class Measured(msgspec.Struct, frozen=True):
     divergence: Divergence | None = None
 
 
+class Comparison:
+    """What one or two models say of the same tokens, taken in piece by piece. `heads`: the reference's first."""
+
+    def __init__(self, heads: Sequence[Head]) -> None:
+        self._heads = heads
+        self._surprises: list[list[float]] = [[] for _ in heads]
+        self._apart: list[float] = []
+        self._same = 0
+
+    def add(self, rows: Sequence[Sequence[int]], hidden: Sequence[mx.array]) -> None:
+        """Final hidden states [T, D] of `rows`, end to end, by each model."""
+        targets = [token for row in rows for token in (*row[1:], -1)]
+        known = [place for place, target in enumerate(targets) if target >= 0]
+        for begin in range(0, len(known), CHUNK):
+            places = known[begin : begin + CHUNK]
+            wanted, where = mx.array([targets[place] for place in places]), mx.array(places)
+            logits = [head(states[where]) for head, states in zip(self._heads, hidden, strict=True)]
+            for found, one in zip(self._surprises, logits, strict=True):
+                found += np.array(surprise(one, wanted)).tolist()
+            if len(logits) == 2:
+                self._apart += np.array(divergence(*map(log_probabilities, logits))).tolist()
+                top = mx.argmax(logits[0], axis=-1) == mx.argmax(logits[1], axis=-1)
+                self._same += int(np.array(top).sum())
+
+    def result(self) -> Measured:
+        """Of all that was taken in."""
+        own = perplexity(self._surprises[-1])
+        if len(self._heads) == 1:
+            return Measured(own)
+        return Measured(own, perplexity(self._surprises[0]), summary(self._apart, self._same))
+
+
 def measure(model: Path, rows: Sequence[Sequence[int]], reference: Path | None, tell: Tell) -> Measured:
     """Run `rows` of two tokens or more through both. Raises `Refused` (unsupported, bad_checkpoint).
 
@@ -40,36 +72,9 @@ def measure(model: Path, rows: Sequence[Sequence[int]], reference: Path | None, 
     """
     checkpoints = [inspect(path) for path in (reference, model) if path is not None]
     runs = _run_all(checkpoints, rows, tell)
-    targets = [token for row in rows for token in (*row[1:], -1)]
-    tally = [_Tally() for _ in runs]
-    apart: list[float] = []
-    same = 0
-    for begin in range(0, len(targets), CHUNK):
-        places = [place for place in range(begin, min(begin + CHUNK, len(targets))) if targets[place] >= 0]
-        if not places:
-            continue
-        wanted, where = mx.array([targets[place] for place in places]), mx.array(places)
-        logits = [head(hidden[where]) for hidden, head in runs]
-        for one, found in zip(tally, logits, strict=True):
-            one.add(surprise(found, wanted))
-        if len(logits) == 2:
-            apart += divergence(*map(log_probabilities, logits)).tolist()  # type: ignore[arg-type]
-            top = mx.argmax(logits[0], axis=-1) == mx.argmax(logits[1], axis=-1)
-            same += int(np.array(top).sum())
-    own = perplexity(tally[-1].values)
-    if reference is None:
-        return Measured(own)
-    return Measured(own, perplexity(tally[0].values), summary(apart, same))
-
-
-class _Tally:
-    """The surprise of every token."""
-
-    def __init__(self) -> None:
-        self.values: list[float] = []
-
-    def add(self, found: mx.array) -> None:
-        self.values += found.tolist()  # type: ignore[arg-type]
+    comparison = Comparison([head for _, head in runs])
+    comparison.add(rows, [hidden for hidden, _ in runs])
+    return comparison.result()
 
 
 def _run_all(

@@ -40,7 +40,7 @@ def pieces(model: Path, file: str, own: Own, count: int, length: int, *, param: 
 
 def _tokens(writer: Writer, file: Path, param: str) -> list[int]:
     if file.suffix != ".jsonl":
-        return writer.tokenizer.encode_text(_text(file, param))
+        return writer.tokenizer.encode_text(text_of(file, param))
     try:
         rows = read_rows(file)
         found: list[int] = []
@@ -51,7 +51,8 @@ def _tokens(writer: Writer, file: Path, param: str) -> list[int]:
     return found
 
 
-def _text(file: Path, param: str) -> str:
+def text_of(file: Path, param: str) -> str:
+    """What a file of text says. Raises `Refused` (invalid_request) that names `param`."""
     try:
         text = read_regular(file).decode()
     except OSError as error:

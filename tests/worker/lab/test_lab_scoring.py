@@ -54,7 +54,6 @@ def vocabulary(model: Path) -> int:
 
 
 def test_a_lab_perplexity_is_that_of_mlx_lm(model: Path, vocabulary: int) -> None:
-    pytest.importorskip("mlx_lm")
     from mlx_lm.perplexity import eval_ppl
     from mlx_lm.utils import load_model as load_theirs
 
@@ -144,7 +143,7 @@ def test_a_lab_data_set_is_taken_in_an_order_of_the_seed(tmp_path: Path, model: 
     ("content", "name", "said"),
     [
         (None, "none.txt", "No such file"),
-        (b"\xff\xff", "a.txt", "is no text in UTF-8"),
+        (b"\xff\xff", "a.txt", "is no UTF-8 text"),
         (b"", "a.txt", "there is no text in it"),
         (b'{"text": "a"}\nbroken\n', "a.jsonl", "line 2 is not JSON"),
     ],
